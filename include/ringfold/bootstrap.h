@@ -1,0 +1,43 @@
+// How ranks find each other.
+//
+// Thread-safety: plain values and free functions; any thread.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "ringfold/status.h"
+#include "ringfold/types.h"
+
+namespace ringfold {
+
+// Passed out of band (a file, MPI, a store) to every rank of one communicator: the coordinator's
+// addresses and 32 random bytes that serve as the shared secret. Opaque, copied as bytes.
+struct UniqueId {
+  std::array<unsigned char, 128> bytes{};
+};
+
+// Everything needed to find the others. A plain value; making one opens nothing.
+struct Rendezvous {
+  int rank = 0;  // 0 <= rank < size
+  int size = 1;
+  std::string coordinator;  // "host:port" where rank 0 listens; "[v6]:port" for IPv6
+  std::string secret;       // proves membership; empty: start-up is not authenticated (one warning)
+  std::optional<Nanoseconds> timeout;  // for start-up; empty: RINGFOLD_TIMEOUT, else ten minutes
+  std::string source;  // where it came from, for messages: "RINGFOLD_*", "torchrun", "mpirun"...
+
+  // From the first of these that is set: RINGFOLD_RANK/SIZE/COORDINATOR; torchrun (RANK,
+  // WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1); mpirun (Open MPI: OMPI_COMM_WORLD_*, MPICH and Intel
+  // MPI: PMI_*); srun (SLURM_PROCID, SLURM_NTASKS, first host of the step, port from the job id).
+  // invalid_argument: a variable is malformed, or some but not all are there; names it.
+  // unsupported: none is set; the message lists how to start.
+  [[nodiscard]] static Result<Rendezvous> from_environment();
+
+  // Makes an id whose coordinator is this process: it listens until rank 0's create() takes over
+  // (also in another thread of this process) or the process ends.
+  [[nodiscard]] static Result<UniqueId> unique_id();
+  [[nodiscard]] static Result<Rendezvous> from_id(const UniqueId& id, int rank, int size);
+};
+
+}  // namespace ringfold
