@@ -16,7 +16,7 @@
 //   step 0 rank 0     0        0      [30]       0       rank r sends part r-1, so
 //          rank 1     1        1        1      [01]      0 sends part 3, 1 sends part 0, ...
 //          rank 2   [12]       2        2        2
-//          rank 3     3      [23]       3        3
+//          rank 3     3      [23]       3        3      (as all do, all the time)
 //
 //   step 1 rank 0     0      [230]     30        0       each sends on what it has just added up
 //          rank 1     1        1     [301]      01
@@ -52,11 +52,10 @@
 // only and then copied.
 //
 // Two words are used in one sense only:
-//   chunk   what one step sends: 1/N of the data of a segment (of the whole, if there is one
-//   segment). piece   what travels at once. The executor cuts each chunk into pieces, both sides
-//   alike, so
-//           that a rank passes on the first piece while the next is still arriving. No schedule
-//           knows of pieces; see model.h for how large they should be.
+//   chunk   what one step sends: 1/N of the data (of one segment, if there are several).
+//   piece   what travels at once. The executor cuts each chunk into pieces, both sides alike:
+//           a rank passes on the first piece while the next is still arriving. No schedule knows
+//           of pieces; model.h tells how large they should be.
 //
 // Segments: a large collective repeats its steps over segments, one segment after another, so that
 // a chunk stays small enough for the slots and the caches of the executor.

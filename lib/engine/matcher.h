@@ -53,6 +53,17 @@ class Matcher {
     if (static_cast<int32_t>(seq + 1 - known.opened) > 0) known.opened = seq + 1;
   }
 
+  // Messages that came before the operation was opened and contradict it: `report(peer, theirs)`.
+  // They stay, to answer the receive that may still be posted for them.
+  template <class Report>
+  void contradictions(uint32_t comm, uint32_t seq, uint32_t fingerprint, Report report) {
+    early_.erase_if([&](const Key& key, const Early& early) {
+      if (key.comm == comm && key.seq == seq && early.fingerprint != fingerprint)
+        report(key.peer, MessageId{comm, seq, key.index, early.fingerprint});
+      return false;
+    });
+  }
+
   // `drop(peer, id, early)` frees each message that came for it and was never asked for.
   template <class Drop>
   void finish(uint32_t comm, uint32_t seq, Drop drop) {
@@ -123,6 +134,18 @@ class Matcher {
         posted_, [&](const Key& key) { return key.peer == peer; }, fail);
   }
 
+  // Forgets every message that nobody asked for: the transport is being destroyed.
+  template <class Drop>
+  void drop_early(Drop drop) {
+    early_.erase_if([&](const Key&, const Early& early) {
+      drop(early);
+      return true;
+    });
+  }
+
+  [[nodiscard]] bool has_early(Peer peer, const MessageId& id) {
+    return early_.find(Key{peer, id.comm, id.seq, id.index}) != nullptr;
+  }
   [[nodiscard]] size_t posted() const { return posted_.size(); }
   [[nodiscard]] size_t early() const { return early_.size(); }
 
