@@ -15,6 +15,7 @@
 
 #include "test/skip.h"
 #include "transports/transports.h"
+#include "transports/ucx.h"
 
 using namespace ringfold;
 using namespace std::chrono_literals;
@@ -45,10 +46,20 @@ std::vector<Kind> kinds() {
       return ends;
     };
   };
+  const auto ucx = [](int size) -> Result<std::vector<std::unique_ptr<Transport>>> {
+    std::vector<std::unique_ptr<Transport>> ends;
+    for (int rank = 0; rank < size; ++rank) {
+      Result<std::unique_ptr<Transport>> end = make_ucx(rank, real_clock, "lo");
+      if (!end.ok()) return end.status();
+      ends.push_back(std::move(*end));
+    }
+    return ends;
+  };
   return {
       {"loopback", loopback({})},
       {"loopback, late", loopback({1, 20us, false})},
       {"loopback, late and reordered", loopback({2, 20us, true})},
+      {"ucx", ucx},
   };
 }
 
