@@ -72,8 +72,7 @@ void Engine::add(Transport& transport) {
   transports_.push_back(&transport);
   transport.on_lost = [this](Peer peer, const Status& why) { lost(peer, why); };
   transport.on_mismatch = [this](Peer peer, const MessageId& theirs, uint32_t) {
-    if (const auto channel = find(theirs.comm))
-      if (channel->failed.ok() && on_mismatch) on_mismatch(*channel, peer, theirs);
+    if (const auto channel = find(theirs.comm)) suspect(*channel, peer, theirs.seq);
   };
 }
 
@@ -194,10 +193,18 @@ void Engine::handle(Request& r) {
       }
       return;
     case Request::Kind::fail:
-      if (const auto channel = find(r.id)) fail_channel(*channel, r.why, r.tell);
+      if (const auto channel = find(r.id))
+        fail_channel(*channel, r.why, r.tell);
+      else if (r.id > newest_)
+        unborn_.try_emplace(r.id, r.why);
       return;
     case Request::Kind::open:
       channels_.push_back(r.channel);
+      newest_ = std::max(newest_, r.channel->id);
+      if (const auto early = unborn_.find(r.channel->id); early != unborn_.end()) {
+        fail_channel(*r.channel, early->second, false);
+        unborn_.erase(early);
+      }
       return;
     case Request::Kind::close:
       fail_channel(*r.channel, Status(Code::aborted, "the communicator was destroyed"), false);
@@ -276,12 +283,9 @@ bool Engine::advance_all() {
     Operation& operation = *running_[i];
     Execution& execution = *operation.execution;
     if (execution.woken()) moved |= execution.advance();
-    if (!execution.status().ok() && operation.channel->failed.ok())
-      fail_channel(
-          *operation.channel,
-          Status(execution.status().code(), operation.text() + ": " + execution.status().message()),
-          true);
-    if (!execution.finished()) {
+    if (!execution.status().ok() && operation.channel->failed.ok()) failed_by_itself(operation);
+    const bool undecided = !execution.status().ok() && operation.channel->failed.ok();
+    if (!execution.finished() || undecided) {
       ++i;
       continue;
     }
@@ -298,6 +302,10 @@ bool Engine::advance_all() {
 void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
   if (!channel.failed.ok()) return;
   channel.failed = why;
+  {
+    const std::lock_guard lock(channel.health_lock);
+    channel.public_health = why;
+  }
   for (auto& operation : running_)
     if (operation->channel.get() == &channel) operation->execution->fail(why);
   for (auto& operation : channel.waiting) finished_.push_back({std::move(operation), why});
@@ -307,6 +315,30 @@ void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
     transport->cancel(channel.id | kPointToPoint, why);
   }
   if (on_failed && tell) on_failed(channel, why);
+}
+
+// An operation met an error. If ranks differ, both sides' words are wanted before all are told.
+void Engine::failed_by_itself(Operation& operation) {
+  const Execution& execution = *operation.execution;
+  const int partner = execution.failed_position();
+  if (execution.status().code() == Code::mismatch && !operation.what.point_to_point && partner >= 0)
+    suspect(*operation.channel, operation.channel->peers[static_cast<size_t>(partner)],
+            operation.id.seq);
+  else
+    fail_channel(
+        *operation.channel,
+        Status(execution.status().code(), operation.text() + ": " + execution.status().message()),
+        true);
+}
+
+void Engine::suspect(Channel& channel, Peer peer, uint32_t seq) {
+  if (!channel.failed.ok() || channel.suspected) return;
+  channel.suspected = true;
+  if (on_mismatch)
+    on_mismatch(channel, peer, seq);
+  else
+    fail_channel(channel,
+                 Status(Code::mismatch, recall(channel, seq) + ", but another rank differs"), true);
 }
 
 void Engine::check_deadlines() {

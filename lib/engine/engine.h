@@ -54,7 +54,16 @@ struct Channel {
   std::deque<std::unique_ptr<class Operation>> waiting;
   int running = 0;
   Status failed;
+  bool suspected = false;        // a mismatch is being cleared up with the other side
   std::array<Past, 64> history;  // what this rank called, to say so when another differs
+
+  // `failed`, for any thread.
+  [[nodiscard]] Status health() const {
+    const std::lock_guard lock(health_lock);
+    return public_health;
+  }
+  mutable std::mutex health_lock;
+  Status public_health;
 };
 
 // One call, from submit() to completed(). Derived classes know whom to tell.
@@ -129,8 +138,10 @@ class Engine {
   // Set before the first poll(). Called inside the turn: they may tell() but not call the engine,
   // except fail().
   std::function<void(const Channel&, const Status&)> on_failed;
-  // An arrival contradicts what this rank called; fails the channel sooner or later.
-  std::function<void(Channel&, Peer, const MessageId&)> on_mismatch;
+  // An arrival from `peer` contradicts what this rank called as operation `seq`. Called once a
+  // channel; whoever takes it sees to it that the channel fails, with a text that names both sides.
+  // Unset: it fails at once.
+  std::function<void(const Channel&, Peer, uint32_t seq)> on_mismatch;
   // A request came in from another thread than the one that polls.
   std::function<void()> on_request;
 
@@ -166,6 +177,8 @@ class Engine {
   void end(size_t running, const Status& status);
   bool advance_all();
   void fail_channel(Channel& channel, const Status& why, bool tell);
+  void failed_by_itself(Operation& operation);
+  void suspect(Channel& channel, Peer peer, uint32_t seq);
   void check_deadlines();
   void check_departures();
 
@@ -184,6 +197,8 @@ class Engine {
   std::vector<std::unique_ptr<Operation>> running_;
   std::vector<Finished> finished_;
   std::map<Peer, Departure> departures_;
+  std::map<uint32_t, Status> unborn_;  // failures heard of before their channel was opened here
+  uint32_t newest_ = 0;                // the highest channel id opened so far
   Nanoseconds next_deadline_ = Nanoseconds::max();
 };
 

@@ -372,7 +372,9 @@ void Execution::on_arrival(Completion* completion, const Status& status) noexcep
   receive.state = State::done;
   if (completion->lender != nullptr)
     self.route_.transport[static_cast<size_t>(receive.from)]->give_back(completion);
-  if (!status.ok()) self.fail(status);
+  if (status.ok() || !self.status_.ok()) return;
+  self.failed_position_ = receive.from;
+  self.fail(status);
 }
 
 void Execution::on_consumed(Completion* completion, const Status& status) noexcept {

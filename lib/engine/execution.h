@@ -62,6 +62,8 @@ class Execution {
   // which the caller cancels the communicator in the transports.
   void fail(const Status& why);
   [[nodiscard]] const Status& status() const { return status_; }
+  // The position whose message made it fail by itself; -1 if it was told to.
+  [[nodiscard]] int failed_position() const { return failed_position_; }
 
   // "step 5 of 14, piece 3 from position 2", for time-outs; the position waited for, or -1.
   [[nodiscard]] std::string waiting_for() const;
@@ -152,6 +154,7 @@ class Execution {
   int outstanding_ = 0;  // completions that have not come back
   bool woken_ = true;
   Status status_;
+  int failed_position_ = -1;
   uint64_t bytes_sent_ = 0;
   struct Cached {
     int index = -1;
