@@ -29,7 +29,8 @@ class Buffers {
     const size_t all = schedule.count;
     input_.assign(all + 2 * kGuards, kGuard);
     work_.assign(all + 2 * kGuards, kGuard);
-    for (size_t i = frame_.input.begin; i < frame_.input.end(); ++i) at(input_, i) = value(rank, i);
+    for (size_t i = frame_.input.begin; i < frame_.input.end(); ++i)
+      input_[kGuards + i] = value(rank, i);
     if (in_place) work_ = input_;
   }
   [[nodiscard]] const void* input() const {
@@ -53,16 +54,12 @@ class Buffers {
     }
     for (size_t i = 0; !in_place_ && i < schedule_.count; ++i) {
       const bool mine = i >= frame_.input.begin && i < frame_.input.end();
-      if (at(input_, i) != (mine ? value(rank_, i) : kGuard)) return static_cast<int64_t>(i);
+      if (input_[kGuards + i] != (mine ? value(rank_, i) : kGuard)) return static_cast<int64_t>(i);
     }
     return -1;
   }
 
  private:
-  template <class V>
-  static auto& at(V& v, size_t i) {
-    return v[kGuards + i];
-  }
   [[nodiscard]] int64_t expected(size_t i) const {
     const auto n = static_cast<size_t>(schedule_.size);
     switch (schedule_.collective) {

@@ -27,7 +27,6 @@ class VirtualClock final : public Clock {
 struct Outcome {
   bool done = false;
   Status status;
-  std::string transport_text;
 };
 
 class World {
@@ -64,7 +63,8 @@ class World {
     for (auto& channels : channels_)
       for (size_t r = 0; r < channels.size(); ++r)
         if (channels[r]) engines_[r]->close(channels[r]);
-    settle(std::chrono::seconds(1));
+    (void)run([&] { return std::ranges::none_of(engines_, [](auto& e) { return e->busy(); }); },
+              std::chrono::seconds(1));
   }
 
   [[nodiscard]] int size() const { return static_cast<int>(engines_.size()); }

@@ -49,4 +49,7 @@ class LoopbackHub {
 std::unique_ptr<Transport> make_loopback(std::shared_ptr<LoopbackHub> hub, Peer me, Clock& clock,
                                          Faults faults = {});
 
+// Between processes of one host, by shared memory.
+Result<std::unique_ptr<Transport>> make_shm(Peer me, Clock& clock);
+
 }  // namespace ringfold

@@ -233,10 +233,14 @@ bool Execution::post_receive() {
     receive.arrival.view = nullptr;
     receive.arrival.lender = nullptr;
     const Buffer buffer = compute_.landing(receive.piece, receive.slot);
+    // Two ranks that exchange the same range would each keep the other's send open by a loan, and
+    // wait for their own: so such a receive is copied out.
+    const bool exchange =
+        step.to >= 0 && reads_work(step.send_from) && overlap(step.send, step.recv);
     ++outstanding_;
     route_.transport[static_cast<size_t>(step.from)]->recv(
         route_.peer[static_cast<size_t>(step.from)], id_of(receive.step, receive.number), buffer,
-        !direct, &receive.arrival);
+        !direct && !exchange, &receive.arrival);
   }
   ++received_;
   next_piece(next_receive_, true);
