@@ -45,7 +45,17 @@ std::vector<Kind> kinds() {
       return ends;
     };
   };
+  const auto shm = [](int size) -> Result<std::vector<std::unique_ptr<Transport>>> {
+    std::vector<std::unique_ptr<Transport>> ends;
+    for (int rank = 0; rank < size; ++rank) {
+      auto made = make_shm(rank, real_clock);
+      if (!made.ok()) return made.status();
+      ends.push_back(std::move(*made));
+    }
+    return ends;
+  };
   return {
+      {"shm", shm},
       {"loopback", loopback({})},
       {"loopback, late", loopback({1, 20us, false})},
       {"loopback, late and reordered", loopback({2, 20us, true})},
