@@ -15,7 +15,6 @@
 
 #include "test/skip.h"
 #include "transports/transports.h"
-#include "transports/ucx.h"
 
 using namespace ringfold;
 using namespace std::chrono_literals;
@@ -46,20 +45,20 @@ std::vector<Kind> kinds() {
       return ends;
     };
   };
-  const auto ucx = [](int size) -> Result<std::vector<std::unique_ptr<Transport>>> {
+  const auto shm = [](int size) -> Result<std::vector<std::unique_ptr<Transport>>> {
     std::vector<std::unique_ptr<Transport>> ends;
     for (int rank = 0; rank < size; ++rank) {
-      Result<std::unique_ptr<Transport>> end = make_ucx(rank, real_clock, "lo");
-      if (!end.ok()) return end.status();
-      ends.push_back(std::move(*end));
+      auto made = make_shm(rank, real_clock);
+      if (!made.ok()) return made.status();
+      ends.push_back(std::move(*made));
     }
     return ends;
   };
   return {
+      {"shm", shm},
       {"loopback", loopback({})},
       {"loopback, late", loopback({1, 20us, false})},
       {"loopback, late and reordered", loopback({2, 20us, true})},
-      {"ucx", ucx},
   };
 }
 
