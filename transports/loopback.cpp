@@ -85,10 +85,11 @@ struct LoopbackInbox {
   std::atomic<bool> dead{false}, mute{false}, corrupt{false};
 };
 
-std::shared_ptr<LoopbackInbox> LoopbackHub::join(Peer me) {
+std::shared_ptr<LoopbackInbox> LoopbackHub::join(Peer peer) {
   const std::lock_guard lock(mutex_);
-  assert(inboxes_.count(me) == 0);
-  return inboxes_[me] = std::make_shared<LoopbackInbox>();
+  auto& inbox = inboxes_[peer];
+  if (!inbox) inbox = std::make_shared<LoopbackInbox>();
+  return inbox;
 }
 
 std::shared_ptr<LoopbackInbox> LoopbackHub::find(Peer peer) {
@@ -168,6 +169,7 @@ class Loopback final : public Transport {
   };
 
   bool take_in();
+  bool bury();
   Nanoseconds due(Peer from, const uint32_t* comm);
   void handle(const Event& event);
   void arrive(Message* message);
@@ -227,13 +229,11 @@ std::string Loopback::address() const {
 }
 
 Status Loopback::connect(Peer peer, std::string_view address) {
-  auto inbox = hub_->find(peer);
   if (address != fmt::format("loopback {}", peer))
     return {Code::invalid_argument,
             fmt::format("address of rank {}: expected \"loopback {}\", given \"{}\"", peer, peer,
                         address)};
-  if (!inbox) return {Code::peer_lost, fmt::format("rank {} is not at the loopback's hub", peer)};
-  neighbours_[peer].inbox = std::move(inbox);
+  neighbours_[peer].inbox = hub_->join(peer);
   return {};
 }
 
@@ -300,7 +300,6 @@ void Loopback::finish(uint32_t comm, uint32_t seq) {
 }
 
 void Loopback::cancel(uint32_t comm, const Status& why) {
-  if (inbox_->dead) return;
   cancelled_.emplace(comm, why);
   std::vector<Completion*> receives;
   std::deque<Met> others;
@@ -371,7 +370,7 @@ void Loopback::returned(Message* message) {
 }
 
 bool Loopback::progress() {
-  if (inbox_->dead) return false;
+  if (inbox_->dead) return bury();
   bool moved = deferred_.run();
   for (const auto& [peer, theirs] : std::exchange(contradictions_, {}))
     if (on_mismatch) on_mismatch(peer, theirs, matcher_.expected(theirs));
@@ -389,6 +388,14 @@ bool Loopback::progress() {
     events_.pop_front();
     handle(event);
   }
+  return moved;
+}
+
+// A dead rank does nothing, but whoever plays it may clean up after it.
+bool Loopback::bury() {
+  const bool moved = take_in();
+  for (const Event& event : std::exchange(events_, {}))
+    if (const auto* back = std::get_if<Returned>(&event)) returned(back->message);
   return moved;
 }
 

@@ -31,7 +31,7 @@ class LoopbackHub {
   void corrupt_next_fingerprint(Peer peer);
 
   // For the endpoints themselves.
-  std::shared_ptr<LoopbackInbox> join(Peer me);
+  std::shared_ptr<LoopbackInbox> join(Peer peer);  // also before the peer itself has come
   std::shared_ptr<LoopbackInbox> find(Peer peer);
   void leave(Peer me);
 
