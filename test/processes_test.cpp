@@ -120,6 +120,15 @@ TEST_CASE("return values, exceptions and crashes are told apart") {
   CHECK_THAT(outcomes[3].to_string(), Contains("signal 6"));
 }
 
+TEST_CASE("a crashing rank dies of its signal at once, without a report of the test runner") {
+  CHECK(run_ranks(1, 10s, [](const Rendezvous&) {
+          for (const int number : {SIGABRT, SIGSEGV, SIGTERM}) {
+            RANK_CHECK((signal(number, SIG_DFL) == SIG_DFL));
+          }
+          return 0;
+        }) == "");
+}
+
 TEST_CASE("a flood of failures neither blocks the rank nor the parent") {
   const std::string report = run_ranks(2, 10s, [](const Rendezvous&) {
     const std::string padding(8000, '.');
