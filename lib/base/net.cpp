@@ -78,15 +78,18 @@ Address::Address(const sockaddr* from, socklen_t length) : length_(length) {
 
 Result<Address> Address::numeric(std::string_view host, uint16_t port) {
   const std::string text(host);
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(text.c_str(), nullptr, &hints, &found) != 0) {
+  sockaddr_in v4{};
+  sockaddr_in6 v6{};
+  v4.sin_family = AF_INET;
+  v6.sin6_family = AF_INET6;
+  Address address;
+  if (inet_pton(AF_INET, text.c_str(), &v4.sin_addr) == 1) {
+    address = Address(reinterpret_cast<const sockaddr*>(&v4), sizeof v4);
+  } else if (inet_pton(AF_INET6, text.c_str(), &v6.sin6_addr) == 1) {
+    address = Address(reinterpret_cast<const sockaddr*>(&v6), sizeof v6);
+  } else {
     return Status(Code::invalid_argument, fmt::format("\"{}\" is not an IP address", host));
   }
-  Address address(found->ai_addr, found->ai_addrlen);
-  freeaddrinfo(found);
   address.set_port(port);
   return address;
 }

@@ -45,7 +45,7 @@ class Address {
  public:
   Address() = default;
   Address(const sockaddr* from, socklen_t length);
-  // "10.0.0.1" or "fe80::1" without brackets; empty Result text says what was wrong.
+  // "10.0.0.1" or "fd00::1", without brackets and complete; invalid_argument for anything else.
   [[nodiscard]] static Result<Address> numeric(std::string_view host, uint16_t port);
   [[nodiscard]] static Address any_v4(uint16_t port);
   [[nodiscard]] static Address any_v6(uint16_t port);

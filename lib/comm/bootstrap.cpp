@@ -55,18 +55,6 @@ Member read_member(Reader& in) {
   return member;
 }
 
-// What the library itself wants alike everywhere, in a form in which equal means equal.
-void add_own_agreement(Agreement& agreement) {
-  agreement.emplace_back("the version of ringfold", RINGFOLD_VERSION);
-  for (const Setting& known : settings()) {
-    if (!known.must_agree) continue;
-    std::string value = setting(known.name).value_or(std::string(known.fallback));
-    const auto bytes = known.kind == "size" ? parse_bytes(value) : std::nullopt;
-    if (bytes) value = fmt::format("{}", *bytes);
-    agreement.emplace_back(known.name, std::move(value));
-  }
-}
-
 Result<std::vector<HostPort>> parse_coordinator(const Rendezvous& where) {
   std::vector<HostPort> parsed;
   std::string_view rest = where.coordinator;
@@ -276,6 +264,18 @@ std::string seconds_text(Nanoseconds time) {
   return fmt::format("{:.3g} s", seconds);
 }
 
+Agreement own_agreement() {
+  Agreement agreement = {{"the version of ringfold", RINGFOLD_VERSION}};
+  for (const Setting& known : settings()) {
+    if (!known.must_agree) continue;
+    std::string value = setting(known.name).value_or(std::string(known.fallback));
+    const auto bytes = known.kind == "size" ? parse_bytes(value) : std::nullopt;
+    if (bytes) value = fmt::format("{}", *bytes);
+    agreement.emplace_back(known.name, std::move(value));
+  }
+  return agreement;
+}
+
 Status compare(const std::vector<Agreement>& by_rank) {
   std::map<std::string, std::map<std::string, std::vector<int>>> ranks_by_value;
   for (size_t r = 0; r < by_rank.size(); ++r) {
@@ -314,7 +314,8 @@ Result<Bootstrapped> bootstrap(const Rendezvous& where, Member mine, Agreement m
   mine.rank = where.rank;
   if (where.size == 1) return Bootstrapped{{std::move(mine)}, nullptr};
 
-  add_own_agreement(must_agree);
+  const Agreement own = own_agreement();
+  must_agree.insert(must_agree.end(), own.begin(), own.end());
   Joined joined{std::move(mine), std::move(must_agree), {}};
   if (encode(joined).size() > kMaxFrame) {
     return Status(

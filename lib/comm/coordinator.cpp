@@ -225,7 +225,8 @@ Coordinator::Outcome Coordinator::admit(Stranger& stranger) {
   if (fault_.ok()) {
     if (const std::string fault = fault_of(claim); !fault.empty()) fail({Code::mismatch, fault});
   }
-  if (claim.rank < links_.size() && !fault_.ok()) told_[claim.rank] = true;
+  const bool known = claim.rank < links_.size();
+  if (!fault_.ok() && known && !links_[claim.rank]) told_[claim.rank] = true;
   if (!send_now(stranger, stranger.handshake.verdict(fault_.message())) || !fault_.ok()) {
     return Outcome::drop;
   }

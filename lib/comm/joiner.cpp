@@ -16,7 +16,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr Nanoseconds kFirstPause = milliseconds(20), kLongestPause = seconds(1);
+constexpr Nanoseconds kFirstPause = milliseconds(20), kLongestPause = milliseconds(250);
 constexpr Nanoseconds kFirstAttempt = seconds(1), kLongestAttempt = seconds(10);
 // Longer than rank 0's patience with strangers: it decides, not we.
 constexpr Nanoseconds kAnswerPatience = seconds(20);

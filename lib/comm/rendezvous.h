@@ -48,6 +48,8 @@ struct Meeting {
 [[nodiscard]] Result<Met> join(const Meeting& meeting, const std::vector<HostPort>& where,
                                Joined mine);
 
+// What the library itself wants alike everywhere, in a form in which equal means equal.
+[[nodiscard]] Agreement own_agreement();
 // "ok", or what differs, who gave which value: 'RINGFOLD_PIECE differs: "64K" on ranks 0, 2-3...'.
 [[nodiscard]] Status compare(const std::vector<Agreement>& by_rank);
 // "0, 2-3"
