@@ -260,9 +260,11 @@ void UcxTransport::give_up_cancelled() {
   std::vector<Link*> stuck;  // losing one ends its flights
   for (const auto& flight : flights_)
     if (flight->cancelled && flight->deadline <= now) stuck.push_back(flight->link);
-  for (Link* link : stuck)
+  for (Link* link : stuck) {
+    send_control(*link, {me_, Control::leave, 0, 0, 0});
     lose(*link, {Code::peer_lost,
                  fmt::format("gave up {}: a cancelled transfer would not end", describe(*link))});
+  }
 }
 
 }  // namespace ucx

@@ -12,7 +12,8 @@ namespace ringfold {
 
 // `me` is this process's rank in the world; `clock` must outlive the transport. `net_devices` are
 // the devices UCX may use ("mlx5_0:1,eth0"), all if empty and UCX_NET_DEVICES is not set; the
-// user's UCX_* variables hold for everything else.
+// user's UCX_* variables hold for everything else. UCX only warns of a device that does not exist:
+// the caller checks the names.
 //
 // Code::unsupported: built without UCX's headers, or there is no libucp.so.0 to open.
 // Code::system: UCX refused; the message carries its reason. Any thread.

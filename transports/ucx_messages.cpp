@@ -273,6 +273,12 @@ void UcxTransport::heard(const ControlHeader& message) {
     case Control::answer:
       link.confirmed = message.number;
       break;
+    case Control::leave:
+      failed_.emplace_back(
+          &link, Status(Code::peer_lost, fmt::format("{} gave up a transfer with this rank that "
+                                                     "would not end",
+                                                     describe(link))));
+      break;
   }
 }
 

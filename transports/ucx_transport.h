@@ -13,7 +13,9 @@
 //               its transport is lost to us as well, after all it had sent has arrived.
 //   Cancelling  A transfer that UCX has begun cannot be called back. It gets kGrace to end by
 //               itself, as it does when the peer is alive and cancels or goes on; then the endpoint
-//               is closed by force, and the peer is lost to the other communicators too.
+//               is closed by force, and the peer is lost to the other communicators too. The
+//               socket may stay open (UCX keeps it for the other direction), so the peer is told
+//               in words; what it still sends for the ended request is dropped by UCX.
 //   Leaving     TCP may throw away what was sent when a socket is closed while bytes from the peer
 //               are unread. So before we leave we ask each peer whether everything has arrived
 //               (flushed(), and the destructor, for kFarewell at most).
@@ -44,7 +46,7 @@ struct DataHeader {
 };
 static_assert(sizeof(DataHeader) == 20);
 
-enum class Control : uint32_t { credit, ask, answer };
+enum class Control : uint32_t { credit, ask, answer, leave };
 struct ControlHeader {
   int32_t from;
   Control what;
