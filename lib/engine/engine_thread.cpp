@@ -80,8 +80,7 @@ void EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanose
     asleep_.fetch_add(1);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     engine_.arm(&sleep);
-    const bool news = sleep.now || stop() || engine_.poll();
-    if (!news) {
+    if (!sleep.now && !stop()) {  // another poll() here would undo the arming
       fds.assign(1, {doorbell_, POLLIN, 0});
       for (const int fd : sleep.fds) fds.push_back({fd, POLLIN, 0});
       const Nanoseconds wait =
