@@ -1,0 +1,423 @@
+// ringfold bench: times one collective over a sweep of sizes and checks what comes out.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "lib/base/base.h"
+#include "ringfold/model.h"
+#include "ringfold_config.h"
+#include "tools/bench_results.h"
+#include "tools/bench_subject.h"
+#include "tools/command.h"
+#include "tools/launch.h"
+#include "tools/machine.h"
+#include "tools/units.h"
+
+namespace ringfold::tools {
+namespace {
+
+using nlohmann::json;
+constexpr double kSecondsPerLine = 2;  // a timed pass takes no longer, unless -n insists
+// After a failure the others wait so long for rank 0 to write its files; then a launcher ends it.
+constexpr auto kLastWords = std::chrono::milliseconds(300);
+
+// All ranks' values, rank by rank.
+std::vector<double> from_all(Communicator& comm, const std::vector<double>& mine) {
+  std::vector<double> all(mine.size() * static_cast<size_t>(comm.size()));
+  must(comm.all_gather(mine.data(), all.data(), mine.size(), DType::f64).wait());
+  return all;
+}
+double largest(Communicator& comm, double mine) {
+  const auto all = from_all(comm, {mine});
+  return *std::max_element(all.begin(), all.end());
+}
+double total(Communicator& comm, double mine) {
+  double sum = 0;
+  for (const double x : from_all(comm, {mine})) sum += x;
+  return sum;
+}
+
+double seconds_now() {
+  return std::chrono::duration<double>(steady_clock().now()).count();
+}
+
+// Runs the sweep on one rank.
+class Bench {
+ public:
+  Bench(const BenchOptions& options, Communicator comm, const std::optional<Machine>& machine)
+      : options_(options), comm_(std::move(comm)), machine_(machine), subject_(comm_, options) {}
+
+  Results run() {
+    results_.started = utc_now();
+    results_.ranks = comm_.size();
+    introduce();
+    for (int cycle = 0; options_.cycles == 0 || cycle < options_.cycles; ++cycle) sweep();
+    results_.ended = utc_now();
+    return results_;
+  }
+  // What there is so far, after a failure.
+  Results& results() { return results_; }
+  // Elements that this rank itself found wrong: its exit status needs no other rank.
+  [[nodiscard]] uint64_t wrong_here() const { return wrong_here_; }
+
+ private:
+  [[nodiscard]] bool prints() const { return comm_.rank() == 0; }
+
+  void introduce() {
+    struct Who {
+      char host[120];
+      int64_t pid;
+    };
+    Who mine{};
+    gethostname(mine.host, sizeof(mine.host) - 1);
+    mine.pid = getpid();
+    std::vector<Who> all(static_cast<size_t>(comm_.size()));
+    must(comm_.all_gather(&mine, all.data(), sizeof(Who), DType::u8).wait());
+    std::set<std::string> hosts;
+    for (const Who& who : all) hosts.insert(who.host);
+    results_.hosts = static_cast<int>(hosts.size());
+    if (!prints()) return;
+    const BenchOptions& o = options_;
+    fmt::print("# ringfold {} bench {}\n", RINGFOLD_VERSION, o.collective);
+    fmt::print("# ranks {} on {} host{}, transport {}, memory {}, algorithm {}{}\n", comm_.size(),
+               hosts.size(), hosts.size() == 1 ? "" : "s", comm_.transport(), o.device,
+               o.algorithm ? name(*o.algorithm) : "auto",
+               o.baseline == Baseline::none             ? ""
+               : o.baseline == Baseline::gather_to_root ? ", baseline gather_to_root"
+                                                        : ", baseline parameter_server");
+    fmt::print(
+        "# minbytes {} maxbytes {} step: {} warmup iters: {} iters: {} validation: {} seed: "
+        "{}\n",
+        o.first_bytes, o.last_bytes,
+        o.random_sizes > 0 ? fmt::format("{} random sizes", o.random_sizes)
+        : o.factor > 1     ? fmt::format("x {:g}", o.factor)
+                           : fmt::format("+ {}", o.step_bytes),
+        o.warm_up, o.iterations, o.checked, o.seed);
+    fmt::print("# time: per call, average over calls and ranks; GB = 10^9 bytes\n#\n");
+    for (size_t r = 0; r < all.size(); ++r) {
+      fmt::print("#  Rank {:>3} Pid {:>7} on {}\n", r, all[r].pid, all[r].host);
+    }
+  }
+
+  void sweep() {
+    if (prints()) print_header(options_);
+    const std::vector<Op> plain = {Op::sum};  // where nothing is reduced it plays no part
+    for (const DType type : options_.types) {
+      for (const Op op : options_.reduces() ? options_.ops : plain) {
+        for (const uint64_t bytes : sizes(options_, type)) {
+          const bool every = options_.rooted() && options_.root < 0;
+          const int first = every ? 0 : options_.root;
+          const int last = every ? comm_.size() - 1 : first;
+          for (int root = first; root <= last; ++root) line(bytes, type, op, root);
+        }
+      }
+    }
+    if (prints()) print_footer(options_, results_);
+  }
+
+  void line(uint64_t bytes, DType type, Op op, int root) {
+    subject_.set(bytes, type, op, root);
+    Row row;
+    row.size = subject_.size(), row.count = subject_.count(), row.type = type;
+    if (options_.reduces()) row.op = op;
+    if (options_.rooted()) row.root = root;
+    for (const bool in_place : {true, false}) {  // the model's columns are those out of place
+      if (!subject_.offers(in_place)) continue;
+      (in_place ? row.in_place : row.out_of_place) = measure(in_place, row);
+      describe(row);
+    }
+    if (prints()) print_row(options_, row);
+    results_.rows.push_back(std::move(row));
+  }
+
+  Timing measure(bool in_place, Row& row) {
+    subject_.prepare(in_place, options_.seed);
+    row.iterations = warm_up(in_place);
+    Timing timing;
+    timing.time_us = timed(in_place, row.iterations) * 1e6;
+    timing.algbw = timing.time_us > 0 ? static_cast<double>(row.size) / timing.time_us / 1e3 : 0;
+    if (comm_.size() > 1) {
+      const double factor = options_.kind ? bus_factor(*options_.kind, comm_.size()) : 1;
+      timing.busbw = timing.algbw * factor;
+    }
+    if (options_.samples()) timing.percentiles = sampled(in_place, row.iterations);
+    if (options_.checked > 0) timing.wrong = check(in_place);
+    return timing;
+  }
+
+  // Warms up, and decides alike on every rank how many calls the timed passes make.
+  int warm_up(bool in_place) {
+    must(comm_.barrier().wait());
+    const double start = seconds_now();
+    subject_.call(in_place);
+    const double first = largest(comm_, seconds_now() - start);
+    const auto affordable = [&](double seconds, int asked) {
+      if (options_.fixed_iterations || first * asked <= seconds) return asked;
+      return std::max(1, static_cast<int>(seconds / first));
+    };
+    const int more = affordable(kSecondsPerLine / 4, std::max(0, options_.warm_up - 1));
+    for (int i = 0; i < more; ++i) subject_.call(in_place);
+    return affordable(kSecondsPerLine, options_.iterations);
+  }
+
+  double timed(bool in_place, int iterations) {
+    must(comm_.barrier().wait());
+    double untimed = 0;
+    const double start = seconds_now();
+    for (int i = 0; i < iterations; ++i) {
+      subject_.call(in_place);
+      if (options_.blocking != 1 && options_.blocking != 3) continue;
+      const double before = seconds_now();
+      must(comm_.barrier().wait());
+      if (options_.blocking == 3) untimed += seconds_now() - before;
+    }
+    const double mine = (seconds_now() - start - untimed) / iterations;
+    return total(comm_, mine) / comm_.size();
+  }
+
+  // One call at a time, each as long as its slowest rank.
+  Percentiles sampled(bool in_place, int iterations) {
+    std::vector<double> mine;
+    must(comm_.barrier().wait());
+    for (int i = 0; i < iterations; ++i) {
+      const double start = seconds_now();
+      subject_.call(in_place);
+      mine.push_back((seconds_now() - start) * 1e6);
+    }
+    const auto all = from_all(comm_, mine);
+    for (size_t i = 0; i < all.size(); ++i) {
+      double& slowest = mine[i % mine.size()];
+      slowest = std::max(slowest, all[i]);
+    }
+    std::sort(mine.begin(), mine.end());
+    const auto rank = [&](double share) {  // nearest rank: a value that was measured
+      const auto at = static_cast<size_t>(std::ceil(share * static_cast<double>(mine.size())));
+      return mine[std::max<size_t>(at, 1) - 1];
+    };
+    return {mine.front(), rank(0.50), rank(0.95), rank(0.99), mine.back()};
+  }
+
+  uint64_t check(bool in_place) {
+    uint64_t mine = 0;
+    for (int i = 0; i < options_.checked; ++i) {
+      const uint64_t seed = options_.seed + static_cast<uint64_t>(i);
+      subject_.prepare(in_place, seed);
+      must(comm_.barrier().wait());  // a slow neighbour's preparation is not this call's business
+      subject_.call(in_place);
+      mine += subject_.wrong(in_place, seed);
+    }
+    wrong_here_ += mine;
+    return static_cast<uint64_t>(total(comm_, static_cast<double>(mine)));
+  }
+
+  void describe(Row& row) {
+    const Report& report = subject_.report();
+    row.algorithm = options_.baseline == Baseline::none ? name(report.algorithm) : "hub";
+    row.transport = report.transport;
+    row.chunk_bytes = report.chunk_bytes, row.piece_bytes = report.piece_bytes;
+    row.bytes_sent = static_cast<uint64_t>(largest(comm_, static_cast<double>(report.bytes_sent)));
+    row.bytes_model =
+        static_cast<uint64_t>(largest(comm_, static_cast<double>(report.bytes_model)));
+    row.hub_received =
+        static_cast<uint64_t>(largest(comm_, static_cast<double>(subject_.hub_received())));
+    row.model_us = report.predicted_seconds * 1e6;
+    if (!machine_ || !options_.kind || options_.baseline != Baseline::none) return;
+    Schedule schedule{*options_.kind, report.algorithm, comm_.size(), machine_->per_host};
+    schedule.count = row.size / size_of(row.type);
+    schedule.root = std::max(0, row.root);
+    row.model_us =
+        predict_seconds(schedule, size_of(row.type), report.piece_bytes, *machine_) * 1e6;
+  }
+
+  const BenchOptions& options_;
+  Communicator comm_;
+  const std::optional<Machine>& machine_;
+  Subject subject_;
+  Results results_;
+  uint64_t wrong_here_ = 0;
+};
+
+// Files that rank 0 and the launcher read and check before anybody waits for anybody.
+struct Inputs {
+  std::optional<Machine> machine;
+  json earlier;
+};
+
+int finish(const BenchOptions& options, const Inputs& inputs, const Results& results) {
+  bool good = results.errors.empty() && results.wrong().value_or(0) == 0;
+  good &= write_files(options, results);
+  if (!options.compare.empty()) {
+    const int slower = regressions(options, inputs.earlier, results);
+    if (slower < 0) return kBadArguments;
+    good &= slower == 0;
+  }
+  return good ? kSuccess : kFailed;
+}
+
+int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous where) {
+  Options wanted;
+  wanted.algorithm = options.algorithm;
+  if (options.transport != "auto") wanted.transports = options.transport;
+  if (options.timeout > 0) {
+    const std::chrono::duration<double> seconds(options.timeout);
+    wanted.timeout = std::chrono::duration_cast<Nanoseconds>(seconds);
+    where.timeout = wanted.timeout;
+  }
+  const auto complain = [&](const Status& status) {
+    return fail(kFailed, fmt::format("bench: rank {}: {}", where.rank, status.to_string()));
+  };
+  auto comm = Communicator::create(where, wanted);
+  if (!comm.ok()) return complain(comm.status());
+  if (options.root >= comm->size()) {
+    const std::string sentence = fmt::format("bench: -r {}; accepted: -1 to {} with {} ranks",
+                                             options.root, comm->size() - 1, where.size);
+    return where.rank == 0 ? fail(kBadArguments, sentence) : kBadArguments;
+  }
+  Bench bench(options, *comm, inputs.machine);
+  try {
+    const Results results = bench.run();
+    const int mine = bench.wrong_here() == 0 ? kSuccess : kFailed;
+    const int status = where.rank == 0 ? finish(options, inputs, results) : mine;
+    // A launcher ends everybody when one fails: not before rank 0 has written its files.
+    must(comm->barrier().wait());
+    return std::max(status, mine);
+  } catch (const OperationFailed& failed) {
+    Results& results = bench.results();
+    results.ended = utc_now();
+    results.errors.push_back(failed.status.to_string());
+    const int status = complain(failed.status);
+    if (where.rank == 0) {
+      write_files(options, results);
+    } else {
+      std::this_thread::sleep_for(kLastWords);
+    }
+    return status;
+  }
+}
+
+// loopback only reaches ranks of this very process.
+int bench_threads(const BenchOptions& options, const Inputs& inputs) {
+  if (options.ranks == 0) {
+    return fail(kBadArguments,
+                "bench: --transport loopback needs --ranks N: its ranks are threads");
+  }
+  const auto id = Rendezvous::unique_id();
+  if (!id.ok()) return fail(kFailed, "bench: " + id.status().to_string());
+  std::vector<std::thread> threads;
+  std::vector<int> statuses(static_cast<size_t>(options.ranks), kSuccess);
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto where = Rendezvous::from_id(*id, rank, options.ranks);
+      statuses[static_cast<size_t>(rank)] = where.ok() ? bench_rank(options, inputs, *where)
+                                                       : fail(kFailed, where.status().to_string());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return *std::max_element(statuses.begin(), statuses.end());
+}
+
+std::vector<std::string> own_command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  words.at(0) = "/proc/self/exe";
+  return words;
+}
+
+// Two buffers a rank; the alternative is to be killed half-way.
+std::string too_large(const BenchOptions& options) {
+  std::ifstream file("/proc/meminfo");
+  uint64_t available = 0;
+  for (std::string word; file >> word;) {
+    if (word == "MemAvailable:" && file >> available) break;
+  }
+  available *= 1024;
+  const auto ranks = static_cast<uint64_t>(options.ranks);
+  const bool hub = options.baseline == Baseline::parameter_server;
+  const uint64_t needed = options.last_bytes * (2 * ranks + (hub ? ranks - 1 : 0));
+  if (available == 0 || needed <= available) return {};
+  return fmt::format("bench: {} ranks with -e {} need {}, and {} are free; lower -e or --ranks",
+                     ranks, show_size(options.last_bytes), show_amount(static_cast<double>(needed)),
+                     show_amount(static_cast<double>(available)));
+}
+
+int run_bench(const BenchOptions& options) {
+  if (options.device == "cuda") {
+    return fail(kEnvironment, "bench: --device cuda: this build measures host memory only");
+  }
+  if (const std::string why = contradiction(options); !why.empty()) {
+    return fail(kBadArguments, "bench: " + why);
+  }
+  if (const std::string why = unwritable(options); !why.empty()) {
+    return fail(kBadArguments, "bench: " + why);
+  }
+  Inputs inputs;
+  if (!options.machine.empty()) {
+    auto machine = read_machine(options.machine);
+    if (!machine.ok()) return fail(kBadArguments, "bench: " + machine.status().message());
+    inputs.machine = *machine;
+  }
+  if (!options.compare.empty()) {
+    inputs.earlier = json::parse(std::ifstream(options.compare), nullptr, false);
+    if (!inputs.earlier.is_object() || !inputs.earlier.contains("results")) {
+      return fail(kBadArguments,
+                  fmt::format("bench: {} is not a --json file of ringfold bench", options.compare));
+    }
+  }
+  if (options.ranks > 0) {
+    if (const std::string why = too_large(options); !why.empty()) return fail(kEnvironment, why);
+  }
+  if (options.transport == "loopback") return bench_threads(options, inputs);
+
+  const auto where = Rendezvous::from_environment();
+  if (where.ok() && options.ranks > 0 && where->size != options.ranks) {
+    return fail(kEnvironment, fmt::format("bench: --ranks {} was asked for, but {} has started {}; "
+                                          "leave --ranks out or start as many",
+                                          options.ranks, where->source, where->size));
+  }
+  if (where.ok()) return bench_rank(options, inputs, *where);
+  if (where.status().code() != Code::unsupported) {
+    return fail(kEnvironment, "bench: " + where.status().message());
+  }
+  if (options.ranks == 0) {
+    return fail(
+        kEnvironment,
+        "bench: no ranks: neither --ranks N (starts N here) nor a launcher's environment. "
+        "Start with one of\n  ringfold bench --ranks 4\n  ringfold run --ranks 4 -- ringfold "
+        "bench\n  mpirun -n 4 ringfold bench\n" +
+            where.status().message());
+  }
+  return launch({options.ranks, false, own_command_line()});
+}
+
+}  // namespace
+
+Command add_bench(CLI::App& app) {
+  auto* const bench = app.add_subcommand(
+      "bench", "Time and check a collective over a sweep of sizes, as nccl-tests does");
+  auto options = std::make_shared<BenchOptions>();
+  add_options(*bench, *options);
+  bench->footer(
+      "Short options are those of nccl-tests. Time is that of one call: the average over "
+      "back-to-back\n"
+      "calls and over ranks (nccl-tests' -a 1). Percentiles (-I 1, and always in --json) come from "
+      "a\n"
+      "second pass in which every call is timed on its own; a call counts as long as on its "
+      "slowest\n"
+      "rank. Checked data is made so that the right answer is exact in any order: no tolerance.\n"
+      "#wrong counts elements over all ranks, changed input and bytes beside the buffers "
+      "included.\n"
+      "Sizes are those of the largest buffer of a rank; bandwidths use 10^9 bytes. With one rank "
+      "the\n"
+      "bus bandwidth is n/a, since nothing travels.");
+  return [options]() -> int { return run_bench(*options); };
+}
+
+}  // namespace ringfold::tools
