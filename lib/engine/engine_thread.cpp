@@ -112,7 +112,9 @@ bool EngineThread::help(const std::atomic<bool>& done, Nanoseconds until) {
     drive(
         driver, [&] { return done.load(std::memory_order_acquire); }, until);
   if (driver.owns_lock()) driver.unlock();
-  if (helpers_.fetch_sub(1) == 1 && engine_.busy()) ring();
+  const bool last = helpers_.fetch_sub(1) == 1;
+  // Our polling undid the arming of whoever sleeps: they shall look, and arm again.
+  if ((drove && asleep_.load() != 0) || (last && engine_.busy())) ring();
   return drove;
 }
 
