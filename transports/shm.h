@@ -86,6 +86,7 @@ struct Neighbour {
   Mapping in;
   RingReader reader;
   Incoming current;
+  bool waited = false;  // the next message has had its chance to be asked for
   std::unordered_map<uint32_t, Asked> asked;
   std::array<Loan, kSlots> loans;
   uint32_t loaned = 0;
@@ -123,8 +124,10 @@ class Shm final : public Transport {
   [[nodiscard]] Status refusal(const Neighbour* n, Peer peer, uint32_t comm) const;
   void withdraw(Neighbour& n, uint32_t comm, std::vector<Completion*>* gone);
   void lose(Neighbour& n);
-  void wake_up();
-  void glance();
+  bool wake_up();
+  bool glance();
+  void read(Post::News news);
+  void settle(Met met);
   void adopt(Neighbour& n, const Fd& segment);
 
   // shm_stream.cpp: out
@@ -136,6 +139,7 @@ class Shm final : public Transport {
   void ring(Neighbour& n);
   // in
   bool take(Neighbour& n);
+  bool waits(Neighbour& n, const Record& record);
   void handle(Neighbour& n, const Record& record, const uint8_t* bytes);
   void begin(Neighbour& n, const Record& record);
   void begin_answer(Neighbour& n, const Record& record);
@@ -156,7 +160,7 @@ class Shm final : public Transport {
   Clock& clock_;
   std::vector<std::unique_ptr<Neighbour>> neighbours_;  // by peer
   std::vector<Neighbour*> active_;                      // those with a segment
-  std::vector<Post::News> strangers_;                   // segments of peers not connected yet
+  std::vector<Post::News> strangers_;                   // from peers not connected yet
   std::map<uint32_t, Status> cancelled_;
   Matcher matcher_;
   CreditAccounts<Outgoing> accounts_;
