@@ -46,20 +46,23 @@ std::vector<Kind> kinds() {
       return ends;
     };
   };
-  const auto ucx = [](int size) -> Result<std::vector<std::unique_ptr<Transport>>> {
-    std::vector<std::unique_ptr<Transport>> ends;
-    for (int rank = 0; rank < size; ++rank) {
-      Result<std::unique_ptr<Transport>> end = make_ucx(rank, real_clock, "lo");
-      if (!end.ok()) return end.status();
-      ends.push_back(std::move(*end));
-    }
-    return ends;
+  const auto each = [](auto make_one) {
+    return [make_one](int size) -> Result<std::vector<std::unique_ptr<Transport>>> {
+      std::vector<std::unique_ptr<Transport>> ends;
+      for (int rank = 0; rank < size; ++rank) {
+        auto made = make_one(rank);
+        if (!made.ok()) return made.status();
+        ends.push_back(std::move(*made));
+      }
+      return ends;
+    };
   };
   return {
+      {"shm", each([](Peer rank) { return make_shm(rank, real_clock); })},
       {"loopback", loopback({})},
       {"loopback, late", loopback({1, 20us, false})},
       {"loopback, late and reordered", loopback({2, 20us, true})},
-      {"ucx", ucx},
+      {"ucx", each([](Peer rank) { return make_ucx(rank, real_clock, "lo"); })},
   };
 }
 

@@ -49,4 +49,10 @@ class LoopbackHub {
 std::unique_ptr<Transport> make_loopback(std::shared_ptr<LoopbackHub> hub, Peer me, Clock& clock,
                                          Faults faults = {});
 
+// Between processes of one host, by memory segments without a name: nothing is left behind
+// whatever happens. connect() answers Code::unsupported for an address of another host, network
+// namespace or pid namespace: take another transport for that peer. In a forked child the transport
+// must not be used; destroying it there is harmless. `clock` must outlive the transport.
+Result<std::unique_ptr<Transport>> make_shm(Peer me, Clock& clock);
+
 }  // namespace ringfold
