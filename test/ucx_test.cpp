@@ -516,6 +516,11 @@ TEST_CASE("sleeping on arm() loses no wake-up") {
   thread.join();
   CHECK(mine);
   CHECK(other);
+  std::thread peer([&] { other = sleep_until(*pair.ends[1], [&] { return pair.lost[1] != 0; }); });
+  CHECK(sleep_until(*pair.ends[0], [&] { return pair.ends[0]->flushed(); }));
+  pair.ends[0].reset();
+  peer.join();
+  CHECK(other);
 }
 
 TEST_CASE("transports that come and go leave no descriptor and no thread") {
