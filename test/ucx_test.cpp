@@ -207,9 +207,8 @@ bool sleep_until(Transport& transport, Until until, Nanoseconds limit = 3s) {
     const auto left = end - real_clock.now();
     if (left <= 0s) return false;
     pollfd news{transport.arm(), POLLIN, 0};
-    if (news.fd >= 0)
-      poll(&news, 1,
-           static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(left).count()));
+    const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
+    if (news.fd >= 0 && poll(&news, 1, static_cast<int>(milliseconds)) == 0) return false;
   }
 }
 
@@ -521,6 +520,21 @@ TEST_CASE("sleeping on arm() loses no wake-up") {
   pair.ends[0].reset();
   peer.join();
   CHECK(other);
+}
+
+TEST_CASE("arm() does not sleep on a completion that waits to be told") {
+  Pair pair;
+  if (!pair.ok) return;
+  Guarded data(8);
+  Request send, recv;
+  pair.ends[0]->send(1, {kComm, 0, 0, kPrint}, data.buffer(), &send);
+  pair.settle();
+  REQUIRE(pair.until([&] { return !pair.ends[1]->progress() && pair.ends[1]->arm() >= 0; }));
+  pair.ends[1]->recv(0, {kComm, 0, 0, kPrint}, data.buffer(), false, &recv);
+  CHECK(recv.calls == 0);
+  CHECK(pair.ends[1]->arm() == -1);
+  pair.ends[1]->progress();
+  CHECK(recv.ok());
 }
 
 TEST_CASE("transports that come and go leave no descriptor and no thread") {
