@@ -373,8 +373,10 @@ void Loopback::returned(Message* message) {
 bool Loopback::progress() {
   if (inbox_->dead) return false;
   bool moved = deferred_.run();
-  for (const auto& [peer, theirs] : std::exchange(contradictions_, {}))
+  for (const auto& [peer, theirs] : std::exchange(contradictions_, {})) {
+    moved = true;
     if (on_mismatch) on_mismatch(peer, theirs, matcher_.expected(theirs));
+  }
   for (size_t now = met_.size(); now != 0 && !met_.empty(); --now, moved = true) {
     const Met met = met_.front();
     met_.pop_front();

@@ -56,9 +56,8 @@ Status Shm::connect(Peer peer, std::string_view text) {
   silent_peers_ |= n->watch.silent();
   if (neighbours_.size() <= static_cast<size_t>(peer)) neighbours_.resize(peer + 1);
   neighbours_[peer] = std::move(n);
-  for (Post::News& news : strangers_)
-    if (news.from == address->token) adopt(*find(peer), std::exchange(news.segment, Fd()));
-  std::erase_if(strangers_, [&](const Post::News& news) { return news.from == address->token; });
+  // It may have spoken before it was known.
+  for (Post::News& news : std::exchange(strangers_, {})) read(std::move(news));
   return {};
 }
 
@@ -183,26 +182,16 @@ void Shm::withdraw(Neighbour& n, uint32_t comm, std::vector<Completion*>* gone) 
 }
 
 bool Shm::progress() {
-  if (armed_) wake_up();
-  bool moved = deferred_.run();
-  for (const auto& [peer, theirs] : std::exchange(contradictions_, {}))
+  bool moved = armed_ && wake_up();
+  moved |= deferred_.run();
+  for (const auto& [peer, theirs] : std::exchange(contradictions_, {})) {
+    moved = true;
     if (on_mismatch) on_mismatch(peer, theirs, matcher_.expected(theirs));
+  }
   for (size_t now = met_.size(); now != 0 && !met_.empty(); --now, moved = true) {
     Met met = std::move(met_.front());
     met_.pop_front();
-    const MessageId& id = met.unasked->id;
-    const Matcher::Posted& posted = met.posted;
-    Status why;
-    if (id.fingerprint != posted.fingerprint)
-      why = different_operation(met.unasked->peer, id, posted.fingerprint);
-    else if (met.unasked->bytes != posted.buffer.bytes)
-      why = different_length(met.unasked->peer, id, met.unasked->bytes, posted.buffer.bytes);
-    if (why.ok()) {
-      deliver(std::move(met.unasked), posted);
-    } else {
-      discard(std::move(met.unasked));
-      posted.completion->done(posted.completion, why);
-    }
+    settle(std::move(met));
   }
   for (size_t i = 0; i < active_.size(); ++i) {
     Neighbour& n = *active_[i];
@@ -210,50 +199,65 @@ bool Shm::progress() {
     if (!n.lost.ok()) continue;
     if (!n.control.empty() || !n.data.empty() || n.handing_over) pump(n);
   }
-  if (++turn_ % kTurnsBetweenGlances == 0 && clock_.now() - glanced_ >= kBetweenGlances) glance();
+  if (++turn_ % kTurnsBetweenGlances == 0 && clock_.now() - glanced_ >= kBetweenGlances)
+    moved |= glance();
   return moved;
 }
 
-void Shm::wake_up() {
+void Shm::settle(Met met) {
+  const MessageId& id = met.unasked->id;
+  const Matcher::Posted& posted = met.posted;
+  Status why;
+  if (id.fingerprint != posted.fingerprint)
+    why = different_operation(met.unasked->peer, id, posted.fingerprint);
+  else if (met.unasked->bytes != posted.buffer.bytes)
+    why = different_length(met.unasked->peer, id, met.unasked->bytes, posted.buffer.bytes);
+  if (why.ok()) return deliver(std::move(met.unasked), posted);
+  discard(std::move(met.unasked));
+  posted.completion->done(posted.completion, why);
+}
+
+bool Shm::wake_up() {
   armed_ = false;
   for (Neighbour* n : active_) {
     if (n->in.get() != nullptr) n->reader.wake();
     if (n->out.get() != nullptr) n->writer.wake();
   }
-  glance();
+  return glance();
 }
 
-// What comes by the system: new segments, farewells, deaths.
-void Shm::glance() {
+// What comes by the system: new segments, farewells, deaths. True if anything came of it.
+bool Shm::glance() {
   glanced_ = clock_.now();
   const bool look = silent_peers_ && glanced_ - looked_ >= kBetweenLooks;
   if (look) looked_ = glanced_;
+  bool moved = false;
   if (post_.stirred() || look) {
     // Deaths first: what is read after that is all there will ever be.
     for (const auto& n : neighbours_)
       if (n && n->fault.ok() && n->watch.dead())
         n->fault = {Code::peer_lost,
                     fmt::format("rank {} (process {}) has died", n->peer, n->address.pid)};
-    while (auto news = post_.next()) {
-      Neighbour* from = nullptr;
-      for (const auto& n : neighbours_)
-        if (n && n->address.token == news->from) from = n.get();
-      if (news->what == Post::News::What::goodbye) {
-        if (from != nullptr && from->fault.ok())
-          from->fault = {Code::peer_lost, fmt::format("rank {} has left", from->peer)};
-      } else if (from != nullptr) {
-        adopt(*from, news->segment);
-      } else {
-        strangers_.push_back(std::move(*news));
-      }
-    }
+    for (; auto news = post_.next(); moved = true) read(std::move(*news));
   }
   for (const auto& n : neighbours_) {
     if (!n || n->fault.ok() || !n->lost.ok()) continue;
     while (take(*n)) {
     }
     lose(*n);
+    moved = true;
   }
+  return moved;
+}
+
+void Shm::read(Post::News news) {
+  Neighbour* from = nullptr;
+  for (const auto& n : neighbours_)
+    if (n && n->address.token == news.from) from = n.get();
+  if (from == nullptr) return strangers_.push_back(std::move(news));
+  if (news.what == Post::News::What::segment) return adopt(*from, news.segment);
+  if (from->fault.ok())
+    from->fault = {Code::peer_lost, fmt::format("rank {} has left", from->peer)};
 }
 
 void Shm::adopt(Neighbour& n, const Fd& segment) {

@@ -123,8 +123,10 @@ class Shm final : public Transport {
   [[nodiscard]] Status refusal(const Neighbour* n, Peer peer, uint32_t comm) const;
   void withdraw(Neighbour& n, uint32_t comm, std::vector<Completion*>* gone);
   void lose(Neighbour& n);
-  void wake_up();
-  void glance();
+  bool wake_up();
+  bool glance();
+  void read(Post::News news);
+  void settle(Met met);
   void adopt(Neighbour& n, const Fd& segment);
 
   // shm_stream.cpp: out
@@ -156,7 +158,7 @@ class Shm final : public Transport {
   Clock& clock_;
   std::vector<std::unique_ptr<Neighbour>> neighbours_;  // by peer
   std::vector<Neighbour*> active_;                      // those with a segment
-  std::vector<Post::News> strangers_;                   // segments of peers not connected yet
+  std::vector<Post::News> strangers_;                   // from peers not connected yet
   std::map<uint32_t, Status> cancelled_;
   Matcher matcher_;
   CreditAccounts<Outgoing> accounts_;
