@@ -3,6 +3,7 @@
 #include "test/skip.h"
 #include "test/transport_world.h"
 #include "transports/transports.h"
+#include "transports/ucx.h"
 
 namespace ringfold::test {
 
@@ -10,6 +11,7 @@ std::vector<Kind> process_kinds() {
   const auto shm = [](Peer me) { return make_shm(me, real_clock); };
   std::vector<Kind> all = {
       {"shm", {}, false, shm},
+      {"ucx", {}, false, [](Peer me) { return make_ucx(me, real_clock, "lo"); }},
   };
   for (Kind& kind : all)
     kind.make = [one = kind.make_one](int size) -> Result<Ends> {

@@ -112,14 +112,20 @@ class Pair {
     auto made = kind.make_one(me);
     if (!made.ok()) return made.status().to_string();
     end_ = std::move(*made);
-    std::string address = end_->address();
-    address.resize(4096);  // all the same length
+    std::string address = end_->address();  // any bytes; its length, and all the same length
+    const size_t length = address.size();
+    address.insert(0, reinterpret_cast<const char*>(&length), sizeof(length));
+    address.resize(4096);
     std::string theirs(address.size(), 0);
     if (write(other, address.data(), address.size()) != static_cast<ssize_t>(address.size()) ||
         recv(other, theirs.data(), theirs.size(), MSG_WAITALL) !=
             static_cast<ssize_t>(theirs.size()))
       return "addresses could not be exchanged";
-    return end_->connect(1 - me, theirs.c_str()).ok() ? "" : "not connected";
+    size_t their_length = 0;
+    std::memcpy(&their_length, theirs.data(), sizeof(their_length));
+    return end_->connect(1 - me, theirs.substr(sizeof(their_length), their_length)).ok()
+               ? ""
+               : "not connected";
   }
 
   std::unique_ptr<Transport> end_;

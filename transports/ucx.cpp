@@ -169,11 +169,13 @@ bool UcxTransport::tell_owner() {
 
 // While cancelled requests have their grace there is a clock to look at: poll.
 int UcxTransport::arm() {
-  if (!deferred_.empty() || !failed_.empty() || cancelled_ != 0) return -1;
+  if (!deferred_.empty() || !failed_.empty() || !contradictions_.empty() || cancelled_ != 0)
+    return -1;
+  if (!worker_->forked() && confirmation_wanted_) ask_for_confirmation();
   return worker_->arm();
 }
 
-// Asking is what makes progress() ask the peers.
+// Asking here is what makes progress() and arm() ask the peers.
 bool UcxTransport::flushed() const {
   if (worker_->forked()) return true;
   confirmation_wanted_ = false;
