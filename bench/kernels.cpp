@@ -19,10 +19,12 @@ namespace {
 
 using namespace ringfold;
 
+// Operands at equal offsets in their pages: nearly equal ones make stores and loads collide.
+constexpr std::align_val_t kPage{4096};
 constexpr size_t kInCache = 32 << 10, kInMemory = 64 << 20;
 
 struct Free {
-  void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t(64)); }
+  void operator()(std::byte* memory) const { ::operator delete(memory, kPage); }
 };
 using Buffer = std::unique_ptr<std::byte, Free>;
 
@@ -42,7 +44,7 @@ void fill(std::byte* memory, size_t bytes) {
 }
 
 Buffer buffer(DType dtype, size_t bytes) {
-  Buffer memory(static_cast<std::byte*>(::operator new(bytes, std::align_val_t(64))));
+  Buffer memory(static_cast<std::byte*>(::operator new(bytes, kPage)));
   switch (dtype) {
     case DType::i8:
       fill<int8_t>(memory.get(), bytes);

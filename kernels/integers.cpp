@@ -80,20 +80,59 @@ struct DividedBytes {
   }
 };
 
-// Likewise 32 bits in f64. There is no conversion of u32: it takes the range of i32 and comes back
-// by adding 2^31. Its quotient fits into i32, as the divisor is 2 at least.
+// Integers of 32 bits or less in f64. There is no conversion of u32: it takes the range of i32 and
+// comes back by adding 2^31.
+template <class D>
+HWY_INLINE auto widen(D, hn::Vec<D> x) {
+  const hn::Rebind<int32_t, D> di32;
+  const hn::Rebind<double, D> df64;
+  if constexpr (sizeof(hn::TFromD<D>) == 1) {
+    return hn::PromoteTo(df64, hn::PromoteTo(di32, x));
+  } else if constexpr (std::is_signed_v<hn::TFromD<D>>) {
+    return hn::PromoteTo(df64, x);
+  } else {
+    const auto moved = hn::Xor(hn::BitCast(di32, x), hn::Set(di32, INT32_MIN));
+    return hn::Add(hn::PromoteTo(df64, moved), hn::Set(df64, 2147483648.0));
+  }
+}
+
+// The last step of an average of 32-bit integers, likewise in f64. The quotient of u32 fits into
+// i32, as the divisor is 2 at least.
 struct DividedWords {
   double divisor;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
-    using T = hn::TFromD<D>;
     const hn::Rebind<int32_t, D> di32;
     const hn::Rebind<double, D> df64;
-    auto sum = hn::BitCast(di32, hn::Add(a, b));
-    if constexpr (std::is_unsigned_v<T>) sum = hn::Xor(sum, hn::Set(di32, INT32_MIN));
-    auto wide = hn::PromoteTo(df64, sum);
-    if constexpr (std::is_unsigned_v<T>) wide = hn::Add(wide, hn::Set(df64, 2147483648.0));
-    return hn::BitCast(d, hn::DemoteTo(di32, hn::Div(wide, hn::Set(df64, divisor))));
+    const auto sum = widen(d, hn::Add(a, b));
+    return hn::BitCast(d, hn::DemoteTo(di32, hn::Div(sum, hn::Set(df64, divisor))));
+  }
+};
+
+struct ScaledSum {
+  DType dtype;
+  double scale_a, scale_b;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V a, V b) const {
+    return hn::Add(scaled(d, a, scale_a), scaled(d, b, scale_b));
+  }
+
+  // Below 2^51 the low bits of product + 1.5 * 2^52 are the wrapped integer. A vector with a larger
+  // product, or NaN, takes the slow way.
+  template <class D, class V>
+  HWY_INLINE V scaled(D d, V x, double factor) const {
+    const hn::Rebind<double, D> df64;
+    const hn::Rebind<uint64_t, D> du64;
+    if (factor == 1) return x;
+    const auto product = hn::Trunc(hn::Mul(widen(d, x), hn::Set(df64, factor)));
+    if (HWY_UNLIKELY(!hn::AllTrue(df64, hn::Lt(hn::Abs(product), hn::Set(df64, 0x1p51))))) {
+      HWY_ALIGN hn::TFromD<D> lanes[HWY_MAX_BYTES / sizeof(hn::TFromD<D>)];
+      hn::Store(x, d, lanes);
+      scale_reference(dtype, lanes, lanes, hn::Lanes(d), factor);
+      return hn::Load(d, lanes);
+    }
+    const auto shifted = hn::BitCast(du64, hn::Add(product, hn::Set(df64, 0x1.8p52)));
+    return hn::BitCast(d, hn::TruncateTo(hn::RebindToUnsigned<D>(), shifted));
   }
 };
 
@@ -108,6 +147,17 @@ void divide_sum(const ReduceCall& call, int divisor) {
     for_each_vector(d, call, DividedWords{static_cast<double>(divisor)});
   } else {
     reduce_reference(call);
+  }
+}
+
+// Nor has the conversion of 64-bit integers, on most targets.
+template <class T>
+void scale_sum(const ReduceCall& call) {
+  if constexpr (sizeof(T) == 8) {
+    reduce_reference(call);
+  } else {
+    const hn::Rebind<T, hn::ScalableTag<double>> d;
+    for_each_vector(d, call, ScaledSum{call.dtype, call.scale_a, call.scale_b});
   }
 }
 
@@ -129,7 +179,7 @@ void reduce_as(const ReduceCall& call) {
       return divide_sum<T>(call, constants.divisor);
     case Op::premul_sum:
       if (call.scale_a == 1 && call.scale_b == 1) return for_each_vector(d, call, Sum());
-      return reduce_reference(call);  // wraps by shifts that differ by element
+      return scale_sum<T>(call);
   }
 }
 

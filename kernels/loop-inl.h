@@ -6,6 +6,7 @@
 #define RINGFOLD_KERNELS_LOOP_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstring>
@@ -24,32 +25,51 @@ namespace {  // each source file its own copies: names need only be unique withi
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// out[i] = kernel(d, a[i], b[i]) with the vectors of tag `d`. The rest that fills no vector passes
-// through a padded copy, so that the same instructions round every element.
+// From this size on a result of its own is written past the caches: it would not stay in them, and
+// the memory under it need not be read first.
+inline constexpr size_t kStreamBytes = 8 << 20;
+
+// Elements that fill no vector go through a padded copy, so that the same instructions round all.
+template <class D, class T, class Kernel>
+HWY_INLINE void partial_vector(D d, const T* a, const T* b, T* out, size_t count,
+                               const Kernel& kernel) {
+  HWY_ALIGN T padded_a[HWY_MAX_BYTES / sizeof(T)] = {};
+  HWY_ALIGN T padded_b[HWY_MAX_BYTES / sizeof(T)] = {};
+  std::memcpy(padded_a, a, count * sizeof(T));
+  std::memcpy(padded_b, b, count * sizeof(T));
+  hn::Store(kernel(d, hn::Load(d, padded_a), hn::Load(d, padded_b)), d, padded_a);
+  std::memcpy(out, padded_a, count * sizeof(T));
+}
+
+// out[i] = kernel(d, a[i], b[i]) with the vectors of tag `d`.
 template <class D, class Kernel>
 HWY_INLINE void for_each_vector(D d, const ReduceCall& call, const Kernel& kernel) {
   using T = hn::TFromD<D>;
   const auto* a = static_cast<const T*>(call.a);
   const auto* b = static_cast<const T*>(call.b);
   auto* out = static_cast<T*>(call.out);
-  const size_t lanes = hn::Lanes(d);
+  const size_t lanes = hn::Lanes(d), count = call.count;
   size_t i = 0;
-  for (; i + 4 * lanes <= call.count; i += 4 * lanes) {
+  if constexpr (hn::MaxLanes(d) * sizeof(T) >= 16) {  // Highway streams no less than 16 bytes
+    if (count * sizeof(T) >= kStreamBytes && out != a && out != b) {
+      const size_t misaligned = reinterpret_cast<uintptr_t>(out) / sizeof(T) % lanes;
+      i = misaligned == 0 ? 0 : lanes - misaligned;
+      if (i > 0) partial_vector(d, a, b, out, i, kernel);
+      for (; i + lanes <= count; i += lanes) {
+        hn::Stream(kernel(d, hn::LoadU(d, a + i), hn::LoadU(d, b + i)), d, out + i);
+      }
+      hwy::FlushStream();  // before whoever is told of the result reads it
+    }
+  }
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
     for (size_t k = i; k < i + 4 * lanes; k += lanes) {
       hn::StoreU(kernel(d, hn::LoadU(d, a + k), hn::LoadU(d, b + k)), d, out + k);
     }
   }
-  for (; i + lanes <= call.count; i += lanes) {
+  for (; i + lanes <= count; i += lanes) {
     hn::StoreU(kernel(d, hn::LoadU(d, a + i), hn::LoadU(d, b + i)), d, out + i);
   }
-  if (i == call.count) return;
-  HWY_ALIGN T rest_a[HWY_MAX_BYTES / sizeof(T)] = {};
-  HWY_ALIGN T rest_b[HWY_MAX_BYTES / sizeof(T)] = {};
-  const size_t bytes = (call.count - i) * sizeof(T);
-  std::memcpy(rest_a, a + i, bytes);
-  std::memcpy(rest_b, b + i, bytes);
-  hn::Store(kernel(d, hn::Load(d, rest_a), hn::Load(d, rest_b)), d, rest_a);
-  std::memcpy(out + i, rest_a, bytes);
+  if (i < count) partial_vector(d, a + i, b + i, out + i, count - i, kernel);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <vector>
 
@@ -12,12 +11,8 @@
 namespace ringfold {
 namespace {
 
-// A result that goes to two places, or past the caches, passes through L1 in blocks of this size.
+// A result with a mirror is made in blocks of this size, each copied while L1 still holds it.
 constexpr size_t kBlockBytes = 8 << 10;
-
-// From here on the result of a call is written past the caches: it would not stay in them anyway,
-// and saves reading `out` before overwriting it.
-constexpr size_t kStreamBytes = 8 << 20;
 
 parts::Reduce reduce_function(DType dtype) {
   if (is_small_float(dtype)) return parts::reduce_small_floats();
@@ -46,18 +41,6 @@ void reduce_mirrored(const ReduceCall& call, parts::Reduce reduce) {
   }
 }
 
-void reduce_streaming(const ReduceCall& call, parts::Reduce reduce) {
-  alignas(64) std::array<std::byte, kBlockBytes> result;
-  const size_t block = kBlockBytes / size_of(call.dtype);
-  for (size_t first = 0; first < call.count; first += block) {
-    ReduceCall part = part_of(call, first, std::min(block, call.count - first));
-    void* const out = part.out;
-    part.out = result.data();
-    reduce(part);
-    copy_streaming(out, result.data(), part.count * size_of(call.dtype));
-  }
-}
-
 // Best first: in Highway the better target has the lower bit. Asked for before any is forced.
 const std::vector<int64_t>& usable_targets() {
   static const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
@@ -71,9 +54,6 @@ void reduce_host(const ReduceCall& call) {
   const parts::Reduce reduce = reduce_function(call.dtype);
   if (call.mirror != nullptr) {
     reduce_mirrored(call, reduce);
-  } else if (call.count * size_of(call.dtype) >= kStreamBytes && call.out != call.a &&
-             call.out != call.b) {
-    reduce_streaming(call, reduce);
   } else {
     reduce(call);
   }

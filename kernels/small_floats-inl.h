@@ -144,6 +144,31 @@ struct ConvertedF8E5M2 {
   }
 };
 
+// f8e4m3 has the layout of an f16 without its highest exponent bit: moved there it reads as 2^-8 of
+// its value.
+struct ConvertedF8E4M3 {
+  using D = hn::Rebind<uint8_t, F32>;
+  using V = hn::Vec<D>;
+  static HWY_INLINE VF32 widen(V x) {
+    const hn::Rebind<int8_t, F32> di8;
+    const hn::Rebind<int16_t, F32> di16;
+    const auto moved = hn::ShiftLeft<7>(hn::PromoteTo(di16, hn::BitCast(di8, x)));
+    const auto nan = hn::Set(di16, int16_t{F8E4M3::kNan << 7});
+    const auto is_nan = hn::VecFromMask(di16, hn::Eq(hn::And(moved, nan), nan));
+    const auto number =
+        hn::And(moved, hn::Set(di16, static_cast<int16_t>(0x8000 | F8E4M3::kNan << 7)));
+    const auto half = hn::Or(number, is_nan);
+    return hn::Mul(ConvertedF16::widen(hn::BitCast(ConvertedF16::D(), half)), set_f32(256.0f));
+  }
+  static HWY_INLINE V narrow(VF32 x) { return hn::TruncateTo(D(), narrow_bits<F8E4M3>(x)); }
+  static HWY_INLINE VF32 round(VF32 x) { return widen(narrow(x)); }
+
+  template <class Op>
+  static HWY_INLINE V apply(const Op& op, V a, V b) {
+    return narrow(op.template operator()<ConvertedF8E4M3>(widen(a), widen(b)));
+  }
+};
+
 // bf16: every 32-bit lane holds two elements, the upper one an f32 but for its low half.
 struct PairedBF16 {
   using D = hn::ScalableTag<uint16_t>;
@@ -182,6 +207,10 @@ struct FormatOf<F16> {
 template <>
 struct FormatOf<F8E5M2> {
   using Type = std::conditional_t<kConvertsF16, ConvertedF8E5M2, Spread<F8E5M2>>;
+};
+template <>
+struct FormatOf<F8E4M3> {
+  using Type = std::conditional_t<kConvertsF16, ConvertedF8E4M3, Spread<F8E4M3>>;
 };
 template <>
 struct FormatOf<BF16> {
