@@ -168,7 +168,7 @@ TEST_CASE("a chunk is at most its share of a segment, and the segments cover the
         for (int r = 0; r < s.size; ++r) {
           const Step now = step(s, r, i);
           CHECK(now.send.count <= limit);
-          for (size_t e = now.send.begin; e < now.send.end(); ++e) ++sent[e];
+          for (size_t e = now.send.begin; e < now.send.end(); ++e) ++sent.at(e);
         }
       }
       const int times = collective == Collective::all_reduce ? 10 : 5;  // N-1 times each half

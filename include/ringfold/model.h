@@ -98,11 +98,11 @@ constexpr double hub_seconds(int n, double bytes, LinkCost link) {
 [[nodiscard]] double predict_seconds(const Schedule& schedule, size_t element_bytes,
                                      size_t piece_bytes, const Machine& machine);
 
-// What the caller has already decided.
+// What the caller has already decided, or wishes.
 struct Constraints {
   int root = 0;
   size_t grain = 1;
-  std::optional<Algorithm> algorithm;  // empty: the fastest
+  std::optional<Algorithm> algorithm;  // empty, not offered or too many steps: the fastest
   size_t piece_bytes = 0;              // 0: the model's; else a multiple of element_bytes
 };
 
@@ -113,10 +113,13 @@ struct Choice {
 };
 
 // The fastest of the legal schedules and piece sizes, by predict_seconds(), within the limits above
-// and those of schedule.h. `count` is of the full frame. Among pieces that predict about the same
-// it takes the largest: fewer messages. Empty if nothing is legal, which takes a wrong argument (an
-// algorithm that the collective does not offer, a root outside) or a size beyond all limits.
-// REQUIRES size >= 1, grain >= 1, element_bytes >= 1.
+// and those of schedule.h. `count` is of the full frame; two levels need positions numbered host by
+// host, machine.per_host on each (else give 1). Among predictions that are about the same it takes
+// the larger piece (fewer messages), and the ring before others. A given piece grows if there would
+// be too many. REQUIRES size, grain, element_bytes >= 1.
+//
+// Empty if nothing is legal: the root is outside, or the payload beyond all limits (hundreds of
+// GiB; 40 GiB for a reduce on 4,096 ranks).
 [[nodiscard]] std::optional<Choice> choose(Collective collective, int size, size_t count,
                                            size_t element_bytes, const Machine& machine,
                                            const Constraints& constraints = {});

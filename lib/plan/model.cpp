@@ -11,6 +11,10 @@
 //
 //   seconds = sum of the spans + tail of the last
 //
+// Exact without contention for N = 2^k on one host while gamma <= beta; test/model_test.cpp holds
+// it against a timeline of all pieces, and says how far off the other cases are. Where adding is
+// slower than the link, a ring of two or three ranks is predicted up to half too slow.
+//
 // For S pipelined steps, span = (S-1) * step + chunk * beta and tail = alpha, which for one segment
 // is the formula of model.h. The comment at each span below says what its steps are.
 
@@ -68,23 +72,41 @@ class Predictor {
   static double hop(const Path& path, double bytes, double gamma) {
     return path.alpha + bytes * (path.beta + gamma);
   }
+  // Link and adder work at once but for one piece: the first to arrive, or the last to be added.
+  [[nodiscard]] double unhidden(const Path& path, double chunk, double gamma) const {
+    return piece(chunk) * std::min(path.narrowest, gamma);
+  }
   // A step that the next one waits for entirely.
   [[nodiscard]] double whole(const Path& path, double chunk, double gamma) const {
-    return path.alpha + busy(path, chunk, gamma) + piece(chunk) * gamma;
+    return path.alpha + busy(path, chunk, gamma) + unhidden(path, chunk, gamma);
   }
 
-  // Between ranks `distance` positions apart.
-  [[nodiscard]] const Path& link(int distance) const {
-    return distance < machine_.per_host || n_ <= machine_.per_host ? near_ : far_;
+  // Between ranks up to `reach` positions apart in blocks of 2 * reach: all of them on one host, or
+  // the slowest pair decides.
+  [[nodiscard]] const Path& link(int reach) const {
+    return n_ <= machine_.per_host || machine_.per_host % (2 * reach) == 0 ? near_ : far_;
   }
-  // All round the ring one hop in per_host leaves the host. While links are busy the narrowest
-  // decides; while steps wait, what a piece meets on its way round, that is the average.
+  // Of doubling among members 2^i apart. Those that stand for a pair are twice as far apart.
+  [[nodiscard]] const Path& round(int i) const {
+    const int reach = 1 << i, extras = steps::Members(n_).extras;
+    if (extras == 0) return link(reach);
+    return extras % (2 * reach) == 0 || n_ <= machine_.per_host ? link(2 * reach) : far_;
+  }
+  // Between the ranks of all pairs, of which a host's edge splits one at most if per_host is odd.
+  [[nodiscard]] const Path& pair() const {
+    return 2 * steps::Members(n_).extras <= machine_.per_host ? near_ : link(1);
+  }
+  // Round the ring one hop in per_host leaves the host (of a single walk, rounded up). While links
+  // are busy the narrowest decides; while steps wait, what a chunk meets on its way.
   [[nodiscard]] Path ring() const {
-    if (n_ <= machine_.per_host) return near_;
-    const double hosts = (n_ + machine_.per_host - 1) / machine_.per_host;
-    const double far = machine_.per_host == 1 ? 1 : hosts / n_;
+    const int locals = machine_.per_host;
+    if (n_ <= locals) return near_;
+    const int hops = steps::count_per_segment(s_);
+    const bool once = steps::segment_count(s_) == 1;
+    const double far = once ? static_cast<double>((hops + locals - 1) / locals) / hops
+                            : 1 / static_cast<double>(locals);
     return {far * far_.alpha + (1 - far) * near_.alpha, far * far_.beta + (1 - far) * near_.beta,
-            far == 1 ? far_.beta : std::max(far_.beta, near_.beta)};
+            locals == 1 ? far_.beta : std::max(far_.beta, near_.beta)};
   }
 
   // N-1 or 2(N-1) pipelined steps: N-1 that add, whose last is followed by a copying one in an
@@ -94,7 +116,7 @@ class Predictor {
     const double last = busy(path, chunk, 0);
     switch (s_.collective) {
       case Collective::reduce_scatter:
-        return (n - 2) * adding + last;
+        return (n - 2) * adding + busy(path, chunk, machine_.gamma);
       case Collective::all_gather:
         return (n - 2) * copying + last;
       case Collective::all_reduce:
@@ -121,31 +143,44 @@ class Predictor {
     return adding + whole(near_, shard, machine_.gamma) + remote + copying + busy(near_, shard, 0);
   }
 
-  // Rounds of all the bytes, each pipelined into the next. With extra ranks the pieces of the pairs
-  // come in one hop before, and go out in one step afterwards.
+  // Rounds of all the bytes, each pipelined into the next; with extra ranks one more step, in which
+  // the pairs get the result. What the pairs give in the beginning comes in one hop before (tail).
   [[nodiscard]] double recursive_doubling_span(double all) const {
     const steps::Members members(n_);
-    const double gamma = machine_.gamma;
     double sum = 0;
-    for (int i = 0; i + 1 < members.doublings(); ++i) sum += step(link(1 << i), all, gamma);
-    const Path& last = link(members.count / 2);
-    if (members.extras == 0) return sum + busy(last, all, 0);
-    const Path& pair = link(1);
-    return hop(pair, piece(all), gamma) + sum + step(last, all, gamma) + busy(pair, all, 0);
+    for (int i = 0; i + 1 < members.doublings(); ++i) {
+      sum += step(round(i), all, machine_.gamma);
+    }
+    const Path& last = round(members.doublings() - 1);
+    if (members.extras == 0) return sum + busy(last, all, machine_.gamma);
+    return sum + step(last, all, machine_.gamma) + busy(pair(), all, 0);
+  }
+  [[nodiscard]] double recursive_doubling_tail(double all) const {
+    const steps::Members members(n_);
+    if (members.extras > 0) return hop(pair(), piece(all), machine_.gamma) + pair().alpha;
+    const Path& last = round(members.doublings() - 1);
+    return last.alpha + unhidden(last, all, machine_.gamma);
   }
 
-  // Blocks of D/2, D/4, ... and back: no two steps have the same range, so nothing is pipelined.
+  // Blocks of D/2, D/4, ... and back: only where the walk turns do two steps have the same range,
+  // else each waits for the whole of the one before. Extra ranks give (tail) and get all the bytes.
   [[nodiscard]] double halving_doubling_span(const steps::Segment& segment) const {
     const steps::Members members(n_);
     const double all = bytes(segment.range.count), gamma = machine_.gamma;
     const double part = chunk(segment, members.count);
+    const int doublings = members.doublings();
     double sum = 0;
-    for (int i = 0; i < members.doublings(); ++i) {
+    for (int i = 0; i < doublings; ++i) {
       const double block = std::min(all, part * (members.count >> (i + 1)));
-      sum += whole(link(1 << i), block, gamma) + whole(link(1 << i), block, 0);
+      sum += i + 1 < doublings ? whole(round(i), block, gamma) : step(round(i), block, gamma);
+      sum += whole(round(i), block, 0);
     }
-    if (members.extras > 0) sum += whole(link(1), all, gamma) + whole(link(1), all, 0);
-    return sum - link(1).alpha;  // of the last step: in the tail
+    // The last step's alpha is in the tail.
+    return members.extras == 0 ? sum - round(0).alpha : sum + busy(pair(), all, 0);
+  }
+  [[nodiscard]] double halving_doubling_tail(double all) const {
+    if (steps::Members(n_).extras == 0) return round(0).alpha;
+    return pair().alpha + whole(pair(), all, machine_.gamma);
   }
 
   // The root's link is busy ceil(log2 N) times; meanwhile, on the longest way down, floor(log2 N)
@@ -185,7 +220,7 @@ class Predictor {
       case Algorithm::tree:
         return tree_span(all, adding());
       case Algorithm::direct:
-        return busy(link(n_ - 1), (n_ - 1) * all, 0);  // one busy link
+        return busy(link(n_), (n_ - 1) * all, 0);  // one busy link
     }
     return 0;
   }
@@ -195,23 +230,21 @@ class Predictor {
     switch (s_.algorithm) {
       case Algorithm::ring:
         return ring().alpha + (s_.collective == Collective::reduce_scatter
-                                   ? piece(chunk(segment, n_)) * machine_.gamma
+                                   ? unhidden(ring(), chunk(segment, n_), machine_.gamma)
                                    : 0);
       case Algorithm::two_level:
         return one_level() ? ring().alpha : near_.alpha;
-      case Algorithm::recursive_doubling: {
-        const steps::Members members(n_);
-        if (members.extras > 0) return link(1).alpha;
-        return link(members.count / 2).alpha + piece(all) * machine_.gamma;
-      }
+      case Algorithm::recursive_doubling:
+        return recursive_doubling_tail(all);
       case Algorithm::halving_doubling:
-        return link(1).alpha;
+        return halving_doubling_tail(all);
       case Algorithm::chain:  // the last piece goes on to the end
-        return (n_ - 2) * hop(ring(), piece(all), adding()) + ring().alpha + piece(all) * adding();
+        return (n_ - 2) * hop(ring(), piece(all), adding()) + ring().alpha +
+               unhidden(ring(), all, adding());
       case Algorithm::tree:
         return tree_tail(all, adding());
       case Algorithm::direct:
-        return link(n_ - 1).alpha;
+        return link(n_).alpha;
     }
     return 0;
   }
@@ -229,6 +262,7 @@ class Predictor {
 size_t chunks_of(const Schedule& s) {
   switch (s.algorithm) {
     case Algorithm::ring:
+    case Algorithm::direct:
       return static_cast<size_t>(s.size);
     case Algorithm::two_level:
       return static_cast<size_t>(s.per_host);
@@ -236,35 +270,39 @@ size_t chunks_of(const Schedule& s) {
     case Algorithm::tree:
     case Algorithm::halving_doubling:
     case Algorithm::recursive_doubling:
-    case Algorithm::direct:
       break;
   }
   return 1;
 }
 
-// Rings and reductions with a root work in segments, whose chunks fit the slots (and the caches).
-// The others have no transit, and gain nothing by it.
-bool wants_segments(const Schedule& s) {
-  return s.algorithm == Algorithm::ring || s.algorithm == Algorithm::two_level ||
-         s.collective == Collective::reduce;
+// Rings and reductions with a root work in segments whose chunks fit the slots (and the caches).
+// The others have no transit, and gain nothing by it; but the pieces of a step are numbered.
+size_t pieces_in_chunk(const Schedule& s) {
+  const bool slots = s.algorithm == Algorithm::ring || s.algorithm == Algorithm::two_level ||
+                     s.collective == Collective::reduce;
+  return static_cast<size_t>(slots ? kMaxTransitPieces : kMaxPieces);
 }
 
 // Sets the segment for pieces of that size. False if the executor could not do it.
 bool fit(Schedule* s, size_t element_bytes, size_t piece_bytes) {
-  s->segment = 0;
-  const size_t piece = piece_bytes / element_bytes;
-  if (wants_segments(*s)) {
-    const size_t chunk = kMaxTransitPieces * piece / s->grain * s->grain;
-    if (chunk == 0) return false;
-    const size_t segment = chunk * chunks_of(*s);
-    if (segment < s->count) s->segment = segment;
-  } else if (s->count / piece >= static_cast<size_t>(kMaxPieces)) {
-    return false;
-  }
-  return legal(*s);
+  const size_t chunk = pieces_in_chunk(*s) * (piece_bytes / element_bytes) / s->grain * s->grain;
+  const size_t segment = chunk * chunks_of(*s);
+  s->segment = segment < s->count ? segment : 0;
+  return chunk > 0 && legal(*s);
 }
 
-constexpr double kAboutTheSame = 1.02;
+// Predictions that differ by less are not worth more messages, or leaving the first algorithm.
+constexpr double kAboutTheSame = 1.05;
+
+// In this order: those that work in cache-sized segments first.
+constexpr std::array kPreference = {Algorithm::ring,
+                                    Algorithm::two_level,
+                                    Algorithm::halving_doubling,
+                                    Algorithm::recursive_doubling,
+                                    Algorithm::chain,
+                                    Algorithm::tree,
+                                    Algorithm::direct};
+static_assert(kPreference.size() == kAlgorithms);
 
 // The best piece for one schedule: the largest whose prediction is about that of the fastest.
 std::optional<Choice> best_piece(Schedule s, size_t element_bytes, const Machine& machine,
@@ -279,8 +317,11 @@ std::optional<Choice> best_piece(Schedule s, size_t element_bytes, const Machine
     fastest = n == 0 ? tried[n].seconds : std::min(fastest, tried[n].seconds);
     ++n;
   };
-  if (wanted > 0) {
-    attempt(wanted);
+  if (wanted > 0) {  // grows if there would be too many to number
+    for (size_t bytes = std::min(wanted, kMaxPieceBytes); n == 0 && bytes <= kMaxPieceBytes;
+         bytes *= 2) {
+      attempt(bytes);
+    }
   } else {
     const size_t all = s.count * element_bytes;
     for (size_t bytes = kMinPieceBytes; bytes <= kMaxPieceBytes; bytes *= 2) {
@@ -310,25 +351,29 @@ double predict_seconds(const Schedule& schedule, size_t element_bytes, size_t pi
 
 std::optional<Choice> choose(Collective collective, int size, size_t count, size_t element_bytes,
                              const Machine& machine, const Constraints& constraints) {
+  const std::optional<Algorithm> wanted = constraints.algorithm;
+  const bool free = !wanted.has_value() || !offers(collective, *wanted);
+  const bool several =
+      machine.per_host > 1 && machine.per_host < size;  // hosts, with several ranks
+  const bool hosts = several && size % machine.per_host == 0;
   std::optional<Choice> best;
-  for (int a = 0; a < kAlgorithms; ++a) {
-    Schedule s;
-    s.collective = collective;
-    s.algorithm = static_cast<Algorithm>(a);
-    s.size = size;
-    s.root = constraints.root;
-    s.count = count;
-    s.grain = constraints.grain;
-    if (!offers(collective, s.algorithm)) continue;
-    if (constraints.algorithm.has_value() && *constraints.algorithm != s.algorithm) continue;
-    if (s.algorithm == Algorithm::two_level && size % machine.per_host == 0) {
-      s.per_host = machine.per_host;
+  for (const Algorithm algorithm : kPreference) {
+    Schedule s{collective, algorithm, size, 1, constraints.root, count, constraints.grain, 0};
+    if (!offers(collective, s.algorithm) || (!free && *wanted != s.algorithm)) continue;
+    if (s.algorithm == Algorithm::two_level) {
+      if (free && !hosts) continue;  // would be the ring
+      s.per_host = hosts ? machine.per_host : 1;
     }
     const std::optional<Choice> choice =
         best_piece(s, element_bytes, machine, constraints.piece_bytes);
-    if (choice.has_value() && (!best.has_value() || choice->seconds < best->seconds)) best = choice;
+    if (choice.has_value() &&
+        (!best.has_value() || choice->seconds * kAboutTheSame < best->seconds))
+      best = choice;
   }
-  return best;
+  if (best.has_value() || free) return best;
+  Constraints others = constraints;  // the wanted one would take too many steps
+  others.algorithm.reset();
+  return choose(collective, size, count, element_bytes, machine, others);
 }
 
 }  // namespace ringfold
