@@ -324,7 +324,8 @@ class Launcher {
         if (waits[i].revents != 0) pass_on(streams_[i]);
         open |= streams_[i].from.get() >= 0;
       }
-      if (!open && !kill_children()) break;
+      // Orphans may hold the pipes open: first end them.
+      if (!kill_children() && !open) break;
     } while (Clock::now() < until);
     reap();
   }
