@@ -70,7 +70,9 @@ std::string random_secret() {
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
     refuse("getrandom");
   }
-  return fmt::format("{:02x}", fmt::join(bytes, ""));
+  std::string text;
+  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
 }
 
 bool is_free(uint16_t port, uint16_t* chosen = nullptr) {
