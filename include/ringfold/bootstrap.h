@@ -22,10 +22,12 @@ struct UniqueId {
 struct Rendezvous {
   int rank = 0;  // 0 <= rank < size
   int size = 1;
-  std::string coordinator;  // "host:port" where rank 0 listens; "[v6]:port" for IPv6
-  std::string secret;       // proves membership; empty: start-up is not authenticated (one warning)
+  // "host:port" where rank 0 listens, "[v6]:port" for IPv6; several, comma-separated: all are tried
+  std::string coordinator;
+  std::string secret;  // proves membership; empty: start-up is not authenticated (one warning)
   std::optional<Nanoseconds> timeout;  // for start-up; empty: RINGFOLD_TIMEOUT, else ten minutes
   std::string source;  // where it came from, for messages: "RINGFOLD_*", "torchrun", "mpirun"...
+  std::optional<int> local_rank;  // among the ranks of this host, if the launcher says
 
   // From the first of these that is set: RINGFOLD_RANK/SIZE/COORDINATOR; torchrun (RANK,
   // WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1); mpirun (Open MPI: OMPI_COMM_WORLD_*, MPICH and Intel

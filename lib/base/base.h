@@ -31,20 +31,23 @@ void set_log_rank(int rank);  // shown on each line of this process from now on
 // Every environment variable of the library, in one table.
 struct Setting {
   std::string_view name;      // "RINGFOLD_TIMEOUT"
-  std::string_view kind;      // "seconds", "size", "list", "text", "integer", "flag"
+  std::string_view kind;      // "seconds", "size", "integer", "list", "text", or "these|words|only"
   std::string_view fallback;  // what holds when it is not set, in words
   bool must_agree;            // compared between the ranks at start-up
   std::string_view meaning;   // one sentence
 };
 std::span<const Setting> settings();
 
-// The value of a setting from the environment; empty when unset. REQUIRES that the table has it.
+// The value of a setting from the environment; empty when unset or set to nothing. REQUIRES that
+// the table has it.
 std::optional<std::string> setting(std::string_view name);
 // Parsed forms; an unusable value is an error naming the variable, the value and what is accepted.
 Result<std::optional<Nanoseconds>> setting_duration(
     std::string_view name);                                            // "30", "1.5", "500ms", "2m"
 Result<std::optional<uint64_t>> setting_bytes(std::string_view name);  // "64K", "4M", "1.5G"
 Result<std::optional<int64_t>> setting_integer(std::string_view name);
+// The first setting whose value does not fit its kind, as invalid_argument; else ok.
+Status check_settings();
 // RINGFOLD_* variables that the table does not know, each with the nearest known name ("" if none).
 struct UnknownSetting {
   std::string name, nearest;
@@ -53,5 +56,9 @@ std::vector<UnknownSetting> unknown_settings();
 
 // "64K" -> 65536: binary suffixes B K M G T, fractions allowed; nothing else.
 std::optional<uint64_t> parse_bytes(std::string_view text);
+// "500ms" -> half a second: us ms s m h, fractions allowed; a plain number is seconds.
+std::optional<Nanoseconds> parse_duration(std::string_view text);
+// A whole decimal number and nothing else.
+std::optional<int64_t> parse_integer(std::string_view text);
 
 }  // namespace ringfold

@@ -76,6 +76,11 @@ class Transport {
   virtual void recv(Peer peer, const MessageId& id, Buffer buffer, bool may_lend,
                     Completion* completion) = 0;
   virtual void give_back(Completion* completion) = 0;
+  // An operation of a communicator begins (in order of seq) and ends on this rank: lets the
+  // transport recognise arrivals that contradict it and drop those that come too late. Not called
+  // for point-to-point messages.
+  virtual void open(uint32_t comm, uint32_t seq, uint32_t fingerprint) = 0;
+  virtual void finish(uint32_t comm, uint32_t seq) = 0;
   // Completes everything pending of that communicator with `why`, and drops what has arrived for it
   // and what will arrive. A completion that a peer may still be touching is completed later, from
   // progress(), as soon as nobody can touch its buffer any more.

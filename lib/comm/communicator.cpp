@@ -1,0 +1,333 @@
+#include "ringfold/communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <thread>
+
+#include "lib/comm/communicator_impl.h"
+#include "lib/engine/matcher.h"
+
+namespace ringfold {
+namespace {
+
+Status no_communicator() {
+  return {Code::invalid_argument, "this Communicator is empty: create() or split() makes one"};
+}
+
+using Impl = Communicator::Impl;
+
+}  // namespace
+
+// ---- making and ending ------------------------------------------------------------------------
+
+Result<Communicator> Communicator::create(const Rendezvous& where, Options options) {
+  const auto settled = settle(options);
+  if (!settled.ok()) return settled.status();
+  if (where.size < 1 || where.rank < 0 || where.rank >= where.size)
+    return Status(Code::invalid_argument,
+                  fmt::format("rank {} of {}: expected 0 <= rank < size", where.rank, where.size));
+  set_log_rank(where.rank);
+  for (const UnknownSetting& unknown : unknown_settings())
+    log_line(LogLevel::warn,
+             fmt::format("{} is not a setting of ringfold{}", unknown.name,
+                         unknown.nearest.empty() ? "" : "; did you mean " + unknown.nearest + "?"));
+  if (where.size == 1) return Communicator(std::make_shared<Impl>(*settled));
+  auto world = World::create(where, *settled);
+  if (!world.ok()) return world.status();
+  std::vector<Peer> everybody(static_cast<size_t>(where.size));
+  for (int r = 0; r < where.size; ++r) everybody[static_cast<size_t>(r)] = r;
+  return Communicator(
+      std::make_shared<Impl>(*settled, *world, 0, std::move(everybody), where.rank));
+}
+
+Work Communicator::create(const Rendezvous& where, Options options, Communicator* out) {
+  auto state = std::make_shared<Work::State>();
+  std::thread([where, options, out, state] {
+    auto made = create(where, options);
+    if (made.ok()) *out = *made;
+    state->complete(made.status());
+  }).detach();
+  return Work(state);
+}
+
+Communicator::Impl::Impl(const Settled& settled) : settled_(settled) {}
+
+Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, uint32_t id,
+                         std::vector<Peer> peers, int rank)
+    : settled_(settled),
+      world_(std::move(world)),
+      rank_(rank),
+      size_(static_cast<int>(peers.size())) {
+  channel_ = std::make_shared<Channel>();
+  channel_->id = id;
+  channel_->rank = rank;
+  for (const Peer peer : peers) channel_->transports.push_back(world_->route(peer));
+  channel_->peers = std::move(peers);
+  machine_.local = transport() == "loopback" ? kLoopbackLink : kShmLink;
+  machine_.remote = kTcpLink;
+  const bool one_host = transport().find("ucx") == std::string::npos;
+  machine_.per_host = one_host ? size_ : 1;
+  world_->engine().open(channel_);
+}
+
+// Waits for the last operation, so that no buffer is touched afterwards.
+Communicator::Impl::~Impl() {
+  fail_self_messages(Status(Code::aborted, "the communicator was destroyed"));
+  if (!world_ || !world_->usable()) return;
+  world_->engine().close(channel_);
+  auto last = [world = std::move(world_), pending = pending_]() mutable {
+    const std::atomic<bool> never{false};
+    Clock& clock = steady_clock();
+    while (pending->count.load() != 0 || world->engine().busy())
+      if (!world->thread().help(never, clock.now() + std::chrono::milliseconds(1)))
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    world.reset();
+  };
+  if (in_callback())
+    std::thread(std::move(last)).detach();  // the engine is below us on this very stack
+  else
+    last();
+}
+
+// ---- from a call to an operation --------------------------------------------------------------
+
+std::string Communicator::Impl::transport() const {
+  if (!world_) return "self";
+  std::string names;
+  for (const Transport* transport : channel_->transports) {
+    if (transport == nullptr || names.find(transport->name()) != std::string::npos) continue;
+    names += (names.empty() ? "" : "+") + std::string(transport->name());
+  }
+  return names;
+}
+
+Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_t count,
+                                          size_t element_bytes, int root) {
+  const std::lock_guard lock(choices_lock_);
+  for (const Known& known : choices_)
+    if (known.choice.schedule.collective == collective && known.choice.schedule.count == count &&
+        known.choice.schedule.size == size && known.choice.schedule.root == root &&
+        known.element_bytes == element_bytes)
+      return known.choice;
+  Constraints constraints;
+  constraints.root = root;
+  constraints.piece_bytes = settled_.piece_bytes;
+  if (collective == Collective::all_reduce)
+    constraints.grain = std::max<size_t>(1, 64 / element_bytes);
+  const bool forced = settled_.algorithm.has_value() && size > 1;
+  if (forced) constraints.algorithm = settled_.algorithm;
+  auto chosen = choose(collective, size, count, element_bytes, machine_, constraints);
+  if (!chosen && forced) {  // the setting names an algorithm of another collective
+    constraints.algorithm.reset();
+    chosen = choose(collective, size, count, element_bytes, machine_, constraints);
+  }
+  if (!chosen)
+    return Status(
+        Code::unsupported,
+        fmt::format("{} of {} elements on {} ranks with pieces of {} bytes: too many messages",
+                    name(collective), count, size, settled_.piece_bytes));
+  choices_[next_choice_++ % choices_.size()] = {*chosen, element_bytes};
+  return *chosen;
+}
+
+Work Communicator::Impl::collective(const Call& call) {
+  if (Status status = usable(); !status.ok()) return Work(status);
+  if (Status status = check(call); !status.ok()) return Work(status);
+  auto chosen = choice(call.collective, size_, call.count, size_of(call.type), call.root);
+  if (!chosen.ok()) return Work(chosen.status());
+  auto state = std::make_shared<Work::State>(world_);
+  state->schedule = chosen->schedule;
+  state->position = rank_;
+  state->element_bytes = size_of(call.type);
+  state->report.transport = transport();
+  state->report.piece_bytes = chosen->piece_bytes;
+  state->report.predicted_seconds = chosen->seconds;
+  state->started = steady_clock().now();
+  if (!world_) {
+    run_or_group(state, [this, state, call] { run_alone(*state, call); });
+    return Work(std::move(state));
+  }
+  auto operation = std::make_unique<UserOperation>(state, pending_);
+  operation->channel = channel_;
+  operation->what = {chosen->schedule, call.type, call.reduction.op,
+                     chosen->piece_bytes / size_of(call.type), false};
+  operation->position = rank_;
+  operation->compute =
+      std::make_unique<HostCompute>(chosen->schedule, rank_, call.send, call.recv, call.type,
+                                    call.reduction, operation->what.piece, world_->slots());
+  operation->deadline = deadline();
+  start_or_group(*world_, std::move(operation));
+  return Work(std::move(state));
+}
+
+// One rank: only the local steps are left of a schedule.
+void Communicator::Impl::run_alone(Work::State& state, const Call& call) {
+  static SlotPool unused;
+  HostCompute compute(state.schedule, 0, call.send, call.recv, call.type, call.reduction, 1,
+                      unused);
+  Completion ignored;
+  ignored.done = [](Completion*, const Status&) noexcept {};
+  for (int i = 0; i < step_count(state.schedule); ++i)
+    compute.copy_local(step(state.schedule, 0, i).recv, &ignored);
+  state.report.measured_seconds =
+      std::chrono::duration<double>(steady_clock().now() - state.started).count();
+  state.complete(Status());
+}
+
+Nanoseconds Communicator::Impl::deadline() const {
+  const Nanoseconds now = steady_clock().now();
+  return settled_.timeout >= Nanoseconds::max() - now ? Nanoseconds::max() : now + settled_.timeout;
+}
+
+Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType type, int partner) {
+  if (Status status = usable(); !status.ok()) return Work(status);
+  if (partner < 0 || partner >= size_)
+    return Work(Status(Code::invalid_argument,
+                       fmt::format("{} rank {}: expected 0 to {}",
+                                   sends ? "send to" : "receive from", partner, size_ - 1)));
+  if (Status status = check_buffer("buffer", buffer, count, type); !status.ok())
+    return Work(status);
+  if (partner == rank_) return self_message(sends, buffer, count, type);
+  auto chosen = choice(Collective::broadcast, 2, count, size_of(type), 0);
+  if (!chosen.ok()) return Work(chosen.status());
+  auto state = std::make_shared<Work::State>(world_);
+  state->report.transport = transport();
+  state->started = steady_clock().now();
+  auto operation = std::make_unique<UserOperation>(state, pending_);
+  operation->channel = channel_;
+  operation->what = {chosen->schedule, type, Op::sum, chosen->piece_bytes / size_of(type), true};
+  operation->position = sends ? 0 : 1;
+  operation->partner = partner;
+  const auto there = static_cast<size_t>(partner);
+  operation->transports.assign(2, channel_->transports[there]);
+  operation->peers.assign(2, channel_->peers[there]);
+  operation->compute = std::make_unique<HostCompute>(
+      chosen->schedule, operation->position, sends ? buffer : nullptr, sends ? nullptr : buffer,
+      type, Reduction(), operation->what.piece, world_->slots());
+  operation->deadline = deadline();
+  start_or_group(*world_, std::move(operation));
+  return Work(std::move(state));
+}
+
+// ---- the calls --------------------------------------------------------------------------------
+
+int Communicator::rank() const {
+  return impl_ ? impl_->rank() : -1;
+}
+int Communicator::size() const {
+  return impl_ ? impl_->size() : 0;
+}
+
+Work Communicator::all_reduce(const void* send, void* recv, size_t count, DType type,
+                              Reduction reduction, Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->collective({Collective::all_reduce, send, recv, count, type, reduction});
+}
+
+Work Communicator::reduce_scatter(const void* send, void* recv, size_t count_each, DType type,
+                                  Reduction reduction, Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->part_wise({Collective::reduce_scatter, send, recv, count_each, type, reduction});
+}
+
+Work Communicator::all_gather(const void* send, void* recv, size_t count_each, DType type, Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->part_wise({Collective::all_gather, send, recv, count_each, type, {}});
+}
+
+Work Communicator::broadcast(void* buffer, size_t count, DType type, int root, Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->collective({Collective::broadcast, buffer, buffer, count, type, {}, root});
+}
+
+Work Communicator::reduce(const void* send, void* recv, size_t count, DType type,
+                          Reduction reduction, int root, Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->collective({Collective::reduce, send, recv, count, type, reduction, root});
+}
+
+Work Communicator::all_to_all(const void* send, void* recv, size_t count_each, DType type, Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->part_wise({Collective::all_to_all, send, recv, count_each, type, {}});
+}
+
+Work Communicator::gather(const void* send, void* recv, size_t count_each, DType type, int root,
+                          Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->part_wise({Collective::gather, send, recv, count_each, type, {}, root});
+}
+
+Work Communicator::scatter(const void* send, void* recv, size_t count_each, DType type, int root,
+                           Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->part_wise({Collective::scatter, send, recv, count_each, type, {}, root});
+}
+
+Work Communicator::send(const void* buffer, size_t count, DType type, int to, Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->message(true, const_cast<void*>(buffer), count, type, to);  // only read
+}
+
+Work Communicator::recv(void* buffer, size_t count, DType type, int from, Stream) {
+  if (!impl_) return Work(no_communicator());
+  return impl_->message(false, buffer, count, type, from);
+}
+
+// Nothing to reduce: but every rank hears, directly or not, from every other.
+Work Communicator::barrier() {
+  if (!impl_) return Work(no_communicator());
+  return impl_->collective({Collective::all_reduce, nullptr, nullptr, 0, DType::u8, {}});
+}
+
+Result<Communicator> Communicator::split(int color, int key) {
+  if (!impl_) return no_communicator();
+  if (Status status = impl_->usable(); !status.ok()) return status;
+  if (in_callback())
+    return Status(Code::invalid_argument, "split() waits, so it cannot be called from a callback");
+  World* const world = impl_->world();
+  const std::array<int64_t, 3> mine = {color, key, world != nullptr ? world->free_id() : 0};
+  std::vector<std::array<int64_t, 3>> all(static_cast<size_t>(size()));
+  if (Status status = all_gather(mine.data(), all.data(), mine.size(), DType::i64).wait();
+      !status.ok())
+    return status;
+  // The same id for all new communicators: they share no member. No member has used it before.
+  int64_t id = 0;
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) {
+    const auto& [their_color, their_key, free_id] = all[static_cast<size_t>(r)];
+    id = std::max(id, free_id);
+    if (their_color == color) members.push_back(r);
+  }
+  if (world != nullptr) world->take_id(static_cast<uint32_t>(id));
+  if (color < 0) return Communicator();
+  std::ranges::stable_sort(members, {}, [&](int r) { return all[static_cast<size_t>(r)][1]; });
+  return Communicator(impl_->sub(static_cast<uint32_t>(id), members));
+}
+
+std::shared_ptr<Impl> Communicator::Impl::sub(uint32_t id, const std::vector<int>& members) const {
+  if (members.size() == 1) return std::make_shared<Impl>(settled_);
+  std::vector<Peer> peers;
+  for (const int r : members) peers.push_back(channel_->peers[static_cast<size_t>(r)]);
+  const auto mine = std::ranges::find(members, rank_) - members.begin();
+  return std::make_shared<Impl>(settled_, world_, id, std::move(peers), static_cast<int>(mine));
+}
+
+void Communicator::abort(const std::string& why) {
+  if (impl_) impl_->abort(why);
+}
+
+Status Communicator::health() const {
+  return impl_ ? impl_->health() : no_communicator();
+}
+
+uint64_t Communicator::bytes_sent() const {
+  return impl_ && impl_->world() != nullptr ? impl_->world()->bytes_sent() : 0;
+}
+
+std::string Communicator::transport() const {
+  return impl_ ? impl_->transport() : "";
+}
+
+}  // namespace ringfold

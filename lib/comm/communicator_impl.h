@@ -1,0 +1,91 @@
+// What a Communicator handle points to: a view of a World, or of this rank alone.
+//
+// Threads: any.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lib/comm/work.h"
+#include "ringfold/communicator.h"
+#include "ringfold/model.h"
+
+namespace ringfold {
+
+// The arguments of a collective, alike for all.
+struct Call {
+  Collective collective;
+  const void* send;
+  void* recv;
+  size_t count;  // of the full frame; part_wise() takes that of one part
+  DType type;
+  Reduction reduction;
+  int root = 0;
+};
+
+struct Communicator::Impl {
+ public:
+  explicit Impl(const Settled& settled);  // one rank
+  Impl(const Settled& settled, std::shared_ptr<World> world, uint32_t id, std::vector<Peer> peers,
+       int rank);
+  ~Impl();
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] World* world() const { return world_.get(); }
+  [[nodiscard]] std::string transport() const;
+
+  Work collective(const Call& call);
+  Work part_wise(Call call);
+  Work message(bool sends, void* buffer, size_t count, DType type, int partner);
+  [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
+  void abort(const std::string& why);
+  [[nodiscard]] Status health() const;
+  [[nodiscard]] Status usable() const;
+
+ private:
+  // A message to oneself whose other half has not been called yet.
+  struct SelfMessage {
+    bool sends;
+    void* buffer;
+    size_t count;
+    DType type;
+    std::shared_ptr<Work::State> state;
+  };
+  struct Known {
+    Choice choice;
+    size_t element_bytes = 0;
+  };
+
+  [[nodiscard]] Status check(const Call& call) const;
+  [[nodiscard]] static Status check_buffer(const char* what, const void* buffer, size_t count,
+                                           DType type);
+  [[nodiscard]] Result<Choice> choice(Collective collective, int size, size_t count,
+                                      size_t element_bytes, int root);
+  static void run_alone(Work::State& state, const Call& call);
+  Work self_message(bool sends, void* buffer, size_t count, DType type);
+  void meet_self(const SelfMessage& message);
+  void fail_self_messages(const Status& why);
+  [[nodiscard]] Nanoseconds deadline() const;
+
+  const Settled settled_;
+  std::shared_ptr<World> world_;  // null: one rank
+  const int rank_ = 0, size_ = 1;
+  Machine machine_;
+  std::shared_ptr<Channel> channel_;
+  std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
+
+  std::mutex choices_lock_;
+  std::array<Known, 32> choices_;  // the latest, by call
+  size_t next_choice_ = 0;
+
+  mutable std::mutex self_lock_;
+  std::deque<SelfMessage> self_messages_;
+  Status alone_;  // health of one rank
+};
+
+}  // namespace ringfold

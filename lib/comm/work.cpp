@@ -1,0 +1,227 @@
+#include "lib/comm/work.h"
+
+#include <algorithm>
+
+namespace ringfold {
+namespace {
+
+// How long a waiter sleeps before it looks whether it may drive the engine again.
+constexpr auto kLookAgain = std::chrono::milliseconds(20);
+
+thread_local int callback_depth = 0;
+
+void call(const std::function<void(const Status&)>& f, const Status& status) {
+  ++callback_depth;
+  f(status);
+  --callback_depth;
+}
+
+// One call that a group holds back: an operation of an engine, or a function.
+struct Held {
+  World* world = nullptr;
+  std::unique_ptr<UserOperation> operation;
+  std::shared_ptr<Work::State> state;
+  std::function<void()> run;
+};
+
+struct OpenGroup {
+  int depth = 0;
+  std::vector<Held> held;
+};
+thread_local OpenGroup group;
+
+}  // namespace
+
+bool in_callback() {
+  return callback_depth != 0;
+}
+
+// ---- the state --------------------------------------------------------------------------------
+
+void Work::State::complete(const Status& why) {
+  std::vector<std::function<void(const Status&)>> call_now;
+  std::shared_ptr<World> release;  // not under the lock
+  {
+    const std::lock_guard guard(lock);
+    status = why;
+    call_now.swap(callbacks);
+    release.swap(world);
+    done.store(true, std::memory_order_release);
+    finished.notify_all();
+  }
+  for (const auto& f : call_now) call(f, why);
+}
+
+Status Work::State::wait(Nanoseconds timeout) {
+  Clock& clock = steady_clock();
+  const Nanoseconds now = clock.now();
+  const Nanoseconds until =
+      timeout >= Nanoseconds::max() - now ? Nanoseconds::max() : now + timeout;
+  std::shared_ptr<World> helped;
+  {
+    const std::lock_guard guard(lock);
+    helped = world;
+  }
+  while (!done.load(std::memory_order_acquire)) {
+    const bool drove = helped && helped->thread().help(done, until);
+    if (done.load(std::memory_order_acquire)) break;
+    if (clock.now() >= until)
+      return {Code::timeout, "the wait ended before the operation did; it is still running"};
+    if (drove) continue;
+    std::unique_lock guard(lock);
+    finished.wait_for(guard, std::min<Nanoseconds>(until - clock.now(), kLookAgain),
+                      [this] { return done.load(std::memory_order_acquire); });
+  }
+  const std::lock_guard guard(lock);
+  return status;
+}
+
+void Work::State::then(std::function<void(const Status&)> f) {
+  {
+    const std::lock_guard guard(lock);
+    if (!done.load(std::memory_order_acquire)) {
+      callbacks.push_back(std::move(f));
+      return;
+    }
+  }
+  call(f, status);
+}
+
+UserOperation::~UserOperation() {
+  execution.reset();
+  compute.reset();
+  state_.reset();
+  pending_->count.fetch_sub(1);  // last: now the communicator may go
+}
+
+void UserOperation::completed(const Status& why) noexcept {
+  {
+    const std::lock_guard guard(state_->lock);
+    Report& report = state_->report;
+    report.bytes_sent = execution ? execution->bytes_sent() : 0;
+    report.measured_seconds =
+        std::chrono::duration<double>(steady_clock().now() - state_->started).count();
+  }
+  // The slots go back before the waiter runs, so that its next operation finds them.
+  execution.reset();
+  compute.reset();
+  state_->complete(why);
+}
+
+// ---- Work -------------------------------------------------------------------------------------
+
+Work::Work(Status finished) {
+  if (finished.ok()) return;
+  state_ = std::make_shared<State>();
+  state_->complete(finished);
+}
+
+bool Work::done() const {
+  return !state_ || state_->done.load(std::memory_order_acquire);
+}
+
+Status Work::wait(Nanoseconds timeout) {
+  return state_ ? state_->wait(timeout) : Status();
+}
+
+void Work::then(std::function<void(const Status&)> f) {
+  if (state_)
+    state_->then(std::move(f));
+  else
+    call(f, Status());
+}
+
+Report Work::report() const {
+  if (!state_) return {};
+  const std::lock_guard guard(state_->lock);
+  Report report = state_->report;
+  if (state_->element_bytes == 0) return report;
+  const Schedule& schedule = state_->schedule;
+  const size_t segment =
+      schedule.segment != 0 ? std::min(schedule.segment, schedule.count) : schedule.count;
+  report.collective = schedule.collective;
+  report.algorithm = schedule.algorithm;
+  report.steps = step_count(schedule);
+  report.bus_factor = bus_factor(schedule.collective, schedule.size);
+  report.bytes_model = bytes_per_rank(schedule, state_->position, state_->element_bytes);
+  report.chunk_bytes = (segment + static_cast<size_t>(schedule.size) - 1) /
+                       static_cast<size_t>(schedule.size) * state_->element_bytes;
+  return report;
+}
+
+// ---- groups -----------------------------------------------------------------------------------
+
+void start_or_group(World& world, std::unique_ptr<UserOperation> operation) {
+  if (group.depth == 0) {
+    world.engine().submit(std::move(operation));
+    return;
+  }
+  group.held.push_back({&world, std::move(operation), nullptr, nullptr});
+}
+
+void run_or_group(std::shared_ptr<Work::State> state, std::function<void()> run) {
+  if (group.depth == 0)
+    run();
+  else
+    group.held.push_back({nullptr, nullptr, std::move(state), std::move(run)});
+}
+
+Group::Group() {
+  ++group.depth;
+}
+
+Group::~Group() {
+  if (!open_) return;
+  if (--group.depth != 0) return;
+  std::vector<Held> dropped;
+  dropped.swap(group.held);
+  const Status why(Code::aborted, "the group was dropped without submit(): nothing was started");
+  for (Held& held : dropped)
+    if (held.operation)
+      held.operation->completed(why);
+    else
+      held.state->complete(why);
+}
+
+Work Group::submit() {
+  if (!open_) return Work(Status(Code::invalid_argument, "this group was submitted already"));
+  open_ = false;
+  if (--group.depth != 0) return {};  // the outermost group starts everything
+  std::vector<Held> held;
+  held.swap(group.held);
+  auto all = std::make_shared<Work::State>();
+  struct Counter {
+    std::mutex lock;
+    size_t left = 0;
+    Status first;
+  };
+  auto counter = std::make_shared<Counter>();
+  counter->left = held.size() + 1;
+  const auto one_done = [all, counter](const Status& status) {
+    bool last = false;
+    {
+      const std::lock_guard guard(counter->lock);
+      if (!status.ok() && counter->first.ok()) counter->first = status;
+      last = --counter->left == 0;
+    }
+    if (last) all->complete(counter->first);
+  };
+  std::vector<std::pair<World*, std::vector<std::unique_ptr<Operation>>>> worlds;
+  for (Held& h : held) {
+    (h.operation ? h.operation->state() : h.state)->then(one_done);
+    if (!h.operation) {
+      h.run();
+      continue;
+    }
+    all->world = h.operation->state()->world;
+    auto known = std::ranges::find(worlds, h.world, [](const auto& entry) { return entry.first; });
+    if (known == worlds.end())
+      known = worlds.emplace(worlds.end(), h.world, std::vector<std::unique_ptr<Operation>>());
+    known->second.push_back(std::move(h.operation));
+  }
+  for (auto& [world, operations] : worlds) world->engine().submit(std::move(operations));
+  one_done(Status());
+  return Work(std::move(all));
+}
+
+}  // namespace ringfold

@@ -1,0 +1,80 @@
+// The ranks that were bootstrapped together, as one of them sees them: its engine, its transports
+// and which of them leads to which peer, and the control connections. Communicators are views of
+// it.
+//
+// Threads: any, unless said otherwise.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/comm/control.h"
+#include "lib/engine/compute_host.h"
+#include "lib/engine/engine_thread.h"
+#include "ringfold/communicator.h"
+#include "ringfold/model.h"
+
+namespace ringfold {
+
+// What an option or its environment variable says, checked.
+struct Settled {
+  Nanoseconds timeout{};
+  size_t piece_bytes = 0;
+  std::optional<Algorithm> algorithm;
+  std::string transports;  // "loopback,shm,ucx" or a part of it
+  Nanoseconds spin{};
+  bool spin_given = false;
+};
+[[nodiscard]] Result<Settled> settle(const Options& options);
+
+class World {
+ public:
+  // Blocks until all ranks are there. REQUIRES size > 1.
+  [[nodiscard]] static Result<std::shared_ptr<World>> create(const Rendezvous& where,
+                                                             const Settled& settled);
+  // Says goodbye; waits a bounded time for what was sent to leave. Not on the engine's thread.
+  ~World();
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
+  [[nodiscard]] Engine& engine() { return engine_; }
+  [[nodiscard]] EngineThread& thread() { return *thread_; }
+  [[nodiscard]] SlotPool& slots() { return slots_; }
+  [[nodiscard]] Transport* route(Peer peer) const { return routes_[static_cast<size_t>(peer)]; }
+  [[nodiscard]] bool same_host(const std::vector<Peer>& peers) const;
+  [[nodiscard]] uint64_t bytes_sent() const;
+  // False in a child that was forked after the world was made: nothing here may be used there.
+  [[nodiscard]] bool usable() const;
+
+  // A communicator id that no member has used: the first free one here, and taking one that was
+  // agreed.
+  [[nodiscard]] uint32_t free_id() const { return next_id_.load(); }
+  void take_id(uint32_t id);
+
+ private:
+  class ControlSource;
+
+  explicit World(int rank);
+  Status make_transports(const Rendezvous& where, const Settled& settled, Member* mine);
+  Status make_routes(const Settled& settled);
+  Status route_to(const Member& member, const Settled& settled, const std::string& nonce);
+  void listen();
+  void on_notice(const Notice& notice);
+  [[nodiscard]] std::string who(int rank) const;
+
+  const int rank_;
+  const int pid_;
+  std::vector<Member> members_;
+  std::unique_ptr<Control> control_;
+  std::unique_ptr<Source> control_source_;
+  std::unique_ptr<Transport> loopback_, shm_, ucx_;
+  std::vector<Transport*> routes_;  // by world rank; null for myself
+  SlotPool slots_;
+  Engine engine_;
+  std::unique_ptr<EngineThread> thread_;
+  std::atomic<uint32_t> next_id_{1};
+};
+
+}  // namespace ringfold

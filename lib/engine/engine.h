@@ -1,0 +1,205 @@
+// The engine: queues of operations, deadlines, and the one path of failure. It is passive: it moves
+// only inside poll(), with an injected clock, so that one thread can drive thousands of them in a
+// test or a simulation. Threads exist at the edge only, see engine_thread.h.
+//
+// Threads: submit(), fail(), open() and close() from any thread. poll() from any thread, but
+// whoever holds the turn works and the others return at once. All other state belongs to the turn's
+// holder.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/base/base.h"
+#include "lib/engine/execution.h"
+
+namespace ringfold {
+
+// What a rank believes an operation to be. Ranks that differ in it have a mismatch.
+struct Description {
+  Schedule schedule;
+  DType type = DType::f32;
+  Op op = Op::sum;
+  size_t piece = 0;  // elements
+  bool point_to_point = false;
+
+  [[nodiscard]] uint32_t fingerprint() const;
+  // "all_reduce f32 sum of 1024 elements" with root, algorithm and piece where they matter.
+  [[nodiscard]] std::string text() const;
+};
+
+// A communicator as the engine sees it.
+struct Channel {
+  uint32_t id = 0;                     // of its messages; | kPointToPoint for point to point
+  int rank = 0;                        // mine
+  std::vector<Transport*> transports;  // by rank; null for myself
+  std::vector<Peer> peers;             // by rank
+
+  // Guarded by the engine's queue lock:
+  uint32_t next_seq = 0;
+  std::vector<uint32_t> next_to, next_from;  // point to point, by rank
+
+  // The turn's holder only:
+  struct Past {
+    uint32_t seq = ~0u;
+    Description what;
+  };
+  std::deque<std::unique_ptr<class Operation>> waiting;
+  int running = 0;
+  Status failed;
+  bool suspected = false;        // a mismatch is being cleared up with the other side
+  std::array<Past, 64> history;  // what this rank called, to say so when another differs
+
+  // `failed`, for any thread.
+  [[nodiscard]] Status health() const {
+    const std::lock_guard lock(health_lock);
+    return public_health;
+  }
+  mutable std::mutex health_lock;
+  Status public_health;
+};
+
+// One call, from submit() to completed(). Derived classes know whom to tell.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  // Called once, outside the turn: nobody touches the buffers any more.
+  virtual void completed(const Status& status) noexcept = 0;
+
+  std::shared_ptr<Channel> channel;
+  Description what;
+  int position = 0;                    // in the schedule
+  int partner = -1;                    // point to point: the other rank
+  std::vector<Transport*> transports;  // point to point: by position; else empty: the channel's
+  std::vector<Peer> peers;
+  std::unique_ptr<Compute> compute;
+  Nanoseconds deadline{};  // on the engine's clock
+
+  // Set by the engine.
+  MessageId id;
+  std::optional<Execution> execution;
+  [[nodiscard]] std::string text() const;  // "rank 1, operation 17: all_reduce f32 ..."
+};
+
+// Anything else that must be looked after between the messages: the control connections.
+class Source {
+ public:
+  virtual ~Source() = default;
+  virtual bool progress() = 0;
+  virtual int arm() = 0;  // as Transport::arm()
+};
+
+class Engine {
+ public:
+  // Operations of one communicator that run at once; the others wait in order.
+  static constexpr int kRunning = 4;
+
+  explicit Engine(Clock& clock) : clock_(clock) {}
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void add(Transport& transport);  // before any poll(); outlives the engine
+  void add(Source& source);
+  void open(const std::shared_ptr<Channel>& channel);
+  // Forgets the channel; what is pending on it ends as `aborted`.
+  void close(const std::shared_ptr<Channel>& channel);
+
+  // Hands the operations over, in this order, and gives them their sequence numbers.
+  void submit(std::vector<std::unique_ptr<Operation>> operations);
+  void submit(std::unique_ptr<Operation> operation);
+  // Everything pending on the channel with this id, and everything later, ends with `why`. `tell`:
+  // whether on_failed shall pass it on to the other ranks.
+  void fail(uint32_t channel, const Status& why, bool tell);
+  // The peer said goodbye: operations that still need it get a moment for what is under way.
+  void left(Peer peer);
+  // The peer is dead.
+  void lost(Peer peer, const Status& why);
+
+  bool poll();  // one turn; true if anything moved
+  // True while operations are unfinished or requests queued. Any thread.
+  [[nodiscard]] bool busy() const { return unfinished_.load(std::memory_order_acquire) != 0; }
+
+  struct Sleep {
+    std::vector<int> fds;  // wake when one of them is readable
+    Nanoseconds until{};   // or at this time of the clock
+    bool now = false;      // do not sleep: poll again
+  };
+  void arm(Sleep* sleep);
+  [[nodiscard]] Clock& clock() const { return clock_; }
+
+  // Set before the first poll(). Called inside the turn: they may tell() but not call the engine,
+  // except fail().
+  std::function<void(const Channel&, const Status&)> on_failed;
+  // An arrival from `peer` contradicts what this rank called as operation `seq`. Called once a
+  // channel; whoever takes it sees to it that the channel fails, with a text that names both sides.
+  // Unset: it fails at once.
+  std::function<void(const Channel&, Peer, uint32_t seq)> on_mismatch;
+  // A request came in from another thread than the one that polls.
+  std::function<void()> on_request;
+
+  // What this rank called as operation `seq`, if it is remembered. Inside the turn.
+  [[nodiscard]] static std::string recall(const Channel& channel, uint32_t seq);
+  [[nodiscard]] std::shared_ptr<Channel> find(uint32_t id) const;
+
+ private:
+  struct Request {
+    enum class Kind : uint8_t { submit, fail, open, close, left, lost } kind = Kind::submit;
+    std::unique_ptr<Operation> operation;
+    std::shared_ptr<Channel> channel;
+    uint32_t id = 0;
+    Peer peer = -1;
+    Status why;
+    bool tell = false;
+  };
+  struct Departure {
+    Nanoseconds when{};
+    Status why;
+    bool orderly = false;
+  };
+  struct Finished {
+    std::unique_ptr<Operation> operation;
+    Status status;
+  };
+
+  void request(Request request);
+  bool take_requests();
+  void handle(Request& request);
+  void start(std::unique_ptr<Operation> operation);
+  void start_waiting(Channel& channel);
+  void end(size_t running, const Status& status);
+  bool advance_all();
+  void fail_channel(Channel& channel, const Status& why, bool tell);
+  void failed_by_itself(Operation& operation);
+  void suspect(Channel& channel, Peer peer, uint32_t seq);
+  void check_deadlines();
+  void check_departures();
+
+  Clock& clock_;
+  std::vector<Transport*> transports_;
+  std::vector<Source*> sources_;
+
+  std::mutex queue_lock_;  // guards queue_ and the sequence numbers of channels
+  std::vector<Request> queue_;
+  std::atomic<bool> queued_{false};
+  std::atomic<int> unfinished_{0};
+
+  std::mutex turn_;  // everything below
+  std::vector<Request> taken_;
+  std::vector<std::shared_ptr<Channel>> channels_;
+  std::vector<std::unique_ptr<Operation>> running_;
+  std::vector<Finished> finished_;
+  std::map<Peer, Departure> departures_;
+  std::map<uint32_t, Status> unborn_;  // failures heard of before their channel was opened here
+  uint32_t newest_ = 0;                // the highest channel id opened so far
+  Nanoseconds next_deadline_ = Nanoseconds::max();
+};
+
+}  // namespace ringfold

@@ -1,0 +1,148 @@
+#include "lib/engine/engine_thread.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace ringfold {
+namespace {
+
+// How long the thread stays aside after the last helper left, if nothing is pending: a loop of
+// blocking calls then never wakes it.
+constexpr auto kLinger = std::chrono::milliseconds(10);
+constexpr Nanoseconds kLongestSleep = std::chrono::seconds(10);
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+EngineThread::EngineThread(Engine& engine, Nanoseconds spin) : engine_(engine), spin_(spin) {
+  doorbell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  engine_.on_request = [this] { ring(); };
+  // Signals belong to the application's threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+EngineThread::~EngineThread() {
+  stop_.store(true);
+  ring();
+  thread_.join();
+  close(doorbell_);
+}
+
+// Somebody has work for whoever drives. A driver that is awake will see it by itself.
+// The fence pairs with the one in drive(): either the driver sees the request before it sleeps, or
+// it is seen asleep here.
+void EngineThread::ring() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (asleep_.load() != 0) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
+  }
+  if (helpers_.load() == 0 || stop_.load()) {
+    const std::lock_guard lock(aside_);
+    if (parked_) changed_.notify_one();
+  }
+}
+
+// Polls until stop(); asleep, it lets go of `driver` so that a caller can take over.
+template <class Stop>
+void EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanoseconds until) {
+  Clock& clock = engine_.clock();
+  Engine::Sleep sleep;
+  Nanoseconds idle_since = clock.now();
+  std::vector<pollfd> fds;
+  while (!stop()) {
+    if (engine_.poll()) {
+      idle_since = clock.now();
+      continue;
+    }
+    const Nanoseconds now = clock.now();
+    if (now >= until) return;
+    if (now - idle_since < spin_) {
+      relax();
+      continue;
+    }
+    asleep_.fetch_add(1);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    engine_.arm(&sleep);
+    if (!sleep.now && !stop()) {  // another poll() here would undo the arming
+      fds.assign(1, {doorbell_, POLLIN, 0});
+      for (const int fd : sleep.fds) fds.push_back({fd, POLLIN, 0});
+      const Nanoseconds wait =
+          std::clamp(std::min(sleep.until, until) - now, Nanoseconds(0), kLongestSleep);
+      const timespec timeout{static_cast<time_t>(wait.count() / 1'000'000'000),
+                             static_cast<long>(wait.count() % 1'000'000'000)};
+      driver.unlock();
+      ppoll(fds.data(), fds.size(), &timeout, nullptr);
+      asleep_.fetch_sub(1);
+      if (fds[0].revents != 0) {
+        uint64_t rings = 0;
+        [[maybe_unused]] const auto got = read(doorbell_, &rings, sizeof rings);
+      }
+      if (!driver.try_lock()) return;  // somebody else drives now
+    } else {
+      asleep_.fetch_sub(1);
+    }
+    idle_since = spin_ > Nanoseconds(0) ? clock.now() : idle_since;
+  }
+}
+
+bool EngineThread::help(const std::atomic<bool>& done, Nanoseconds until) {
+  helpers_.fetch_add(1);
+  helped_.fetch_add(1, std::memory_order_relaxed);
+  if (asleep_.load() != 0) ring();  // the thread stands aside
+  std::unique_lock driver(driver_, std::try_to_lock);
+  const bool drove = driver.owns_lock();
+  if (drove)
+    drive(
+        driver, [&] { return done.load(std::memory_order_acquire); }, until);
+  if (driver.owns_lock()) driver.unlock();
+  const bool last = helpers_.fetch_sub(1) == 1;
+  // Our polling undid the arming of whoever sleeps: they shall look, and arm again.
+  if ((drove && asleep_.load() != 0) || (last && engine_.busy())) ring();
+  return drove;
+}
+
+void EngineThread::run() {
+  while (!stop_.load()) {
+    {
+      std::unique_lock lock(aside_);
+      parked_ = true;
+      uint32_t seen = helped_.load();
+      while (!stop_.load()) {
+        if (helpers_.load() == 0 && engine_.busy()) break;
+        if (helpers_.load() != 0 || seen != helped_.load()) {
+          seen = helped_.load();
+          changed_.wait_for(lock, kLinger);
+          continue;
+        }
+        break;
+      }
+      parked_ = false;
+    }
+    std::unique_lock driver(driver_, std::try_to_lock);
+    if (!driver.owns_lock()) {
+      std::this_thread::yield();
+      continue;
+    }
+    drive(
+        driver, [this] { return stop_.load() || helpers_.load() != 0; }, Nanoseconds::max());
+  }
+}
+
+}  // namespace ringfold

@@ -1,0 +1,55 @@
+// The only thread of an engine, and how waiting callers take its place.
+//
+// Somebody must poll the engine. While nobody waits, a thread does: it polls while anything moves,
+// spins for a moment, then sleeps until a descriptor, the doorbell or the next deadline. A caller
+// that waits for its operation drives the engine itself instead, in the same way, and the thread
+// stands aside; so a blocking call crosses no thread, and a waiting rank sleeps rather than spins.
+//
+// Threads: all functions from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "lib/engine/engine.h"
+
+namespace ringfold {
+
+class EngineThread {
+ public:
+  // `spin`: how long to poll without news before sleeping; 0 when the ranks of this host outnumber
+  // its cores. Installs itself as engine.on_request.
+  EngineThread(Engine& engine, Nanoseconds spin);
+  ~EngineThread();  // stops polling; REQUIRES that nobody helps
+  EngineThread(const EngineThread&) = delete;
+  EngineThread& operator=(const EngineThread&) = delete;
+
+  // Drives the engine until `done` is true, or the clock passes `until`, or another caller already
+  // drives it: then the caller shall sleep until it is told. Returns whether it drove.
+  bool help(const std::atomic<bool>& done, Nanoseconds until);
+
+ private:
+  template <class Stop>
+  void drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanoseconds until);
+  void run();
+  void ring();
+
+  Engine& engine_;
+  const Nanoseconds spin_;
+  int doorbell_ = -1;  // eventfd: ends the sleep of whoever drives
+
+  std::mutex driver_;  // held by whoever polls; released while asleep
+  std::atomic<int> helpers_{0};
+  std::atomic<uint32_t> helped_{0};
+  std::atomic<int> asleep_{0};  // drivers inside poll(2)
+  std::atomic<bool> stop_{false};
+
+  std::mutex aside_;  // the thread waits here while others drive
+  std::condition_variable changed_;
+  bool parked_ = false;  // under aside_
+  std::thread thread_;
+};
+
+}  // namespace ringfold

@@ -1,0 +1,133 @@
+// What the shared-memory transport needs of the operating system: segments without a name, one
+// datagram socket a process to hand them over and to ring, and the news that a process has died.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "transports/shm_ring.h"
+
+namespace ringfold::shm {
+
+// A descriptor that is closed with its owner.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd();
+  [[nodiscard]] int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// A mapped segment. Not inherited by forked children.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept : segment_(std::exchange(other.segment_, nullptr)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(segment_, other.segment_);
+    return *this;
+  }
+  ~Mapping();
+  // A new segment, all its memory allocated: too little memory is an error here, not a SIGBUS
+  // later. `fd` is what to hand over.
+  static Result<Mapping> create(Fd* fd);
+  // One that a peer made. Whatever is not exactly as create() makes it is refused.
+  static Result<Mapping> adopt(const Fd& fd);
+  [[nodiscard]] Segment* get() const { return segment_; }
+
+ private:
+  explicit Mapping(Segment* segment) : segment_(segment) {}
+  static Result<Mapping> map(int fd);
+  Segment* segment_ = nullptr;
+};
+
+using Token = std::array<uint8_t, 16>;
+
+struct Address {
+  // Where pid, socket and memory mean the same: boot of the kernel, network and pid namespaces.
+  std::string host;
+  std::string socket;  // abstract name, without the leading zero
+  Token token{};       // proves that a datagram comes from somebody who was told the address
+  int pid = 0;
+  uint64_t started = 0;  // start time of the process: a pid alone may be another's by now
+
+  [[nodiscard]] std::string encode() const;
+  static std::optional<Address> decode(std::string_view text);
+};
+
+// The identity of this host as above, or why there is none.
+Result<std::string> host_identity();
+// In clock ticks since boot; 0 if there is no such process, or only its remains.
+uint64_t process_started(int pid);
+
+// Socket, and the descriptor that everything is waited on.
+class Post {
+ public:
+  static Result<Post> make();
+
+  [[nodiscard]] const Address& address() const { return address_; }
+
+  enum class Sent : uint8_t { yes, later, gone };
+  // Wakes the peer. Where its queue is full something is there for it to wake to.
+  Sent ring(const Address& to);
+  Sent hand_over(const Address& to, const Fd& segment);
+  void say_goodbye(const Address& to);
+
+  struct News {
+    enum class What : uint8_t { segment, goodbye } what = What::segment;
+    Token from{};
+    Fd segment;
+  };
+  // The next message of a peer, if there is one; bells are swallowed.
+  std::optional<News> next();
+
+  // Readable on any message and any death that is watched.
+  [[nodiscard]] int descriptor() const { return epoll_.get(); }
+  // Is it readable? One system call, however many processes are watched.
+  [[nodiscard]] bool stirred();
+  // False in a forked child, which must not speak in its parent's name.
+  [[nodiscard]] bool ours() const;
+
+  // The descriptor also becomes readable once, after this time.
+  void wake_within(Nanoseconds time);
+
+  // Tells of the death of a process.
+  class Watch {
+   public:
+    [[nodiscard]] bool dead();
+    // Where the system refuses a pidfd, somebody must ask for dead() now and then.
+    [[nodiscard]] bool silent() const { return !pidfd_; }
+    void end(Post& post);
+
+   private:
+    friend class Post;
+    Fd pidfd_;
+    int pid_ = 0;
+    uint64_t started_ = 0;
+  };
+  // Fails with peer_lost if the process is gone already.
+  Result<Watch> watch(const Address& peer);
+
+ private:
+  Sent send(const Address& to, const void* bytes, size_t size, int fd);
+
+  Address address_;
+  Fd socket_, epoll_;
+  Fd timer_;
+};
+
+}  // namespace ringfold::shm
