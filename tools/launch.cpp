@@ -70,7 +70,9 @@ std::string random_secret() {
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
     refuse("getrandom");
   }
-  return fmt::format("{:02x}", fmt::join(bytes, ""));
+  std::string text;
+  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
 }
 
 bool is_free(uint16_t port, uint16_t* chosen = nullptr) {
@@ -324,7 +326,8 @@ class Launcher {
         if (waits[i].revents != 0) pass_on(streams_[i]);
         open |= streams_[i].from.get() >= 0;
       }
-      if (!open && !kill_children()) break;
+      // Orphans may hold the pipes open: first end them.
+      if (!kill_children() && !open) break;
     } while (Clock::now() < until);
     reap();
   }

@@ -29,7 +29,7 @@ int explain(const CLI::App& app, const CLI::ParseError& error, const std::string
   const bool no_command = chosen.empty() && !first.empty() && first.front() != '-';
   fmt::print(stderr, "{}: {}\n", name,
              no_command ? fmt::format("\"{}\" is no subcommand", first) : error.what());
-  if (chosen.empty() || error.get_name() == "ExtrasError") {
+  if (chosen.empty() || error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError)) {
     fmt::print(stderr, "accepted: {}\n", accepted(where));
   }
   fmt::print(stderr, "see: {} --help\n", name);

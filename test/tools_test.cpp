@@ -1,0 +1,475 @@
+// Drives the built executable as a user does.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "ringfold/model.h"
+
+using Catch::Matchers::Contains;
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+namespace {
+
+std::string contents(std::FILE* file) {
+  std::string text;
+  std::rewind(file);
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text += static_cast<char>(c);
+  std::fclose(file);
+  return text;
+}
+
+struct Outcome {
+  int status = -1;  // exit status, 128 + signal
+  std::string out, err;
+  double seconds = 0;
+};
+
+// A run of the executable that is under way.
+class Running {
+ public:
+  explicit Running(const Words& arguments, const std::map<std::string, std::string>& extra = {}) {
+    // What the surroundings set for their own ranks must not reach the tests.
+    std::vector<std::string> words = {RINGFOLD_TOOL};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ != 0) return;
+    for (const char* name : {"RINGFOLD_RANK", "RINGFOLD_SIZE", "RINGFOLD_COORDINATOR", "RANK",
+                             "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
+      unsetenv(name);
+    }
+    for (const auto& [name, value] : extra) setenv(name.c_str(), value.c_str(), 1);
+    dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
+    dup2(fileno(out_), STDOUT_FILENO);
+    dup2(fileno(err_), STDERR_FILENO);
+    execv(RINGFOLD_TOOL, pointers.data());
+    _exit(126);
+  }
+  void signal(int number) const { kill(pid_, number); }
+  [[nodiscard]] Outcome wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(out_),
+            contents(err_), spent.count()};
+  }
+
+ private:
+  std::FILE* out_ = std::tmpfile();
+  std::FILE* err_ = std::tmpfile();
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  pid_t pid_ = -1;
+};
+
+Outcome tool(const Words& arguments, const std::map<std::string, std::string>& extra = {}) {
+  return Running(arguments, extra).wait();
+}
+
+Outcome run_shell(int ranks, const std::string& script) {
+  return tool({"run", "--ranks", std::to_string(ranks), "--", "sh", "-c", script});
+}
+
+// A folder of its own that goes away again.
+struct Folder {
+  std::string path = std::filesystem::temp_directory_path() / "ringfold-test-XXXXXX";
+  Folder() { REQUIRE(mkdtemp(path.data()) != nullptr); }
+  ~Folder() { std::filesystem::remove_all(path); }
+  [[nodiscard]] std::string file(const std::string& name) const { return path + "/" + name; }
+};
+
+json read_json(const std::string& file) {
+  return json::parse(std::ifstream(file));
+}
+
+std::set<std::string> lines_of(const std::string& text) {
+  std::set<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.insert(line);
+  return lines;
+}
+
+// Whether a process ends within a few seconds. A zombie has ended: only its parent is slow.
+bool ends(pid_t pid) {
+  for (int i = 0; i < 300; ++i) {
+    std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+    std::string id, command, state;
+    if (!(stat >> id >> command >> state) || state == "Z") return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+// The number that another process writes into the file, once it is there.
+pid_t number_in(const std::string& file) {
+  for (int i = 0; i < 500; ++i) {
+    std::ifstream stream(file);
+    std::string line;
+    // Whole lines only: the file may be seen between its making and its writing.
+    if (std::getline(stream, line) && !stream.eof()) return std::stoi(line);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("--version and --help succeed, and each subcommand has help") {
+  CHECK(tool({"--version"}).out == "ringfold " RINGFOLD_VERSION_TEXT "\n");
+  for (const Words& words : {Words{"--help"}, Words{"bench", "--help"}, Words{"run", "--help"},
+                             Words{"model", "--help"}, Words{"doctor", "--help"}}) {
+    const Outcome o = tool(words);
+    CHECK(o.status == 0);
+    CHECK(o.err.empty());
+    CHECK(o.out.size() > 200);
+  }
+}
+
+TEST_CASE("bad arguments: status 2, what was given and what is accepted, nothing on stdout") {
+  struct Case {
+    Words words;
+    std::string given, accepted;
+  };
+  const std::vector<Case> cases = {
+      {{}, "subcommand is required", "bench"},
+      {{"brench"}, "\"brench\"", "bench"},
+      {{"bench", "--bogus"}, "--bogus", "--datatype"},
+      {{"bench", "all_redcue"}, "all_redcue", "reduce_scatter"},
+      {{"bench", "-d", "flaot"}, "flaot", "bf16"},
+      {{"bench", "-o", "plus"}, "plus", "premul_sum"},
+      {{"bench", "-b", "12Q"}, "12Q", "64K"},
+      {{"bench", "-b", "2M", "-e", "1M", "--ranks", "2"}, "2097152", "up to the last"},
+      {{"bench", "--sizes", "some"}, "some", "random:N"},
+      {{"bench", "--device", "tpu"}, "tpu", "host"},
+      {{"bench", "--transport", "tcp"}, "tcp", "ucx"},
+      {{"bench", "--algorithm", "rnig"}, "rnig", "halving_doubling"},
+      {{"bench", "--ranks", "0"}, "0", "1 to"},
+      {{"bench", "--tolerance", "much"}, "much", "10%"},
+      {{"bench", "--json", "/no/such/place/x.json", "--ranks", "2"}, "/no/such/place", "folder"},
+      {{"bench", "broadcast", "--baseline", "gather_to_root"}, "broadcast", "all_reduce"},
+      {{"run", "--ranks", "2"}, "no program", "PROGRAM"},
+      {{"model", "--ranks", "2", "--bytes", "4X", "--bandwidth", "1GB/s"}, "4X", "4GiB"},
+      {{"model", "--ranks", "2", "--bytes", "4G", "--bandwidth", "7"}, "\"7\"", "100Gbit/s"},
+      {{"model", "--ranks", "8", "--hosts", "3", "--bytes", "1G", "--bandwidth", "1GB/s"},
+       "--hosts 3",
+       "equally many"},
+  };
+  for (const Case& c : cases) {
+    const Outcome o = tool(c.words);
+    INFO("looking for " << c.given << " in " << o.err);
+    CHECK(o.status == 2);
+    CHECK(o.out.empty());
+    CHECK_THAT(o.err, Contains(c.given));
+    CHECK_THAT(o.err, Contains(c.accepted));
+  }
+}
+
+TEST_CASE("what the environment does not allow: status 3 and a sentence") {
+  const Outcome o = tool({"bench", "--device", "cuda"});
+  CHECK(o.status == 3);
+  CHECK_THAT(o.err, Contains("cuda"));
+  const Outcome large = tool({"bench", "--ranks", "64", "-e", "1024G"});
+  CHECK(large.status == 3);
+  CHECK_THAT(large.err, Contains("lower -e"));
+}
+
+TEST_CASE("model: the reference points of 2(N-1)/N") {
+  const Folder folder;
+  struct Point {
+    int ranks;
+    double factor, sent, seconds, hub;
+  };
+  for (const Point& p : {Point{4, 1.5, 6e9, 0.030, 12e9}, Point{8, 1.75, 7e9, 0.035, 28e9},
+                         Point{64, 1.96875, 7.875e9, 0.039375, 252e9},
+                         Point{1000, 1.998, 7.992e9, 0.03996, 3996e9}}) {
+    const std::string file = folder.file("model.json");
+    const Outcome o = tool({"model", "--ranks", std::to_string(p.ranks), "--bytes", "4.0GB",
+                            "--bandwidth", "200GB/s", "--json", file});
+    CHECK(o.status == 0);
+    const json j = read_json(file);
+    CHECK(j["factor"].get<double>() == Approx(p.factor).epsilon(1e-12));
+    CHECK(j["bytes_sent_per_rank"].get<double>() == Approx(p.sent).epsilon(1e-12));
+    CHECK(j["seconds"].get<double>() == Approx(p.seconds).epsilon(1e-12));
+    CHECK(j["busbw"].get<double>() == Approx(200e9).epsilon(1e-12));
+    CHECK(j["gather_to_root"]["hub_bytes_received"].get<double>() == Approx(p.hub));
+    CHECK(j["parameter_server"]["hub_bytes_sent"].get<double>() == Approx(p.hub));
+    CHECK((o.out.find("35 ms") != std::string::npos) == (p.ranks == 8));
+  }
+}
+
+TEST_CASE("model: units, latency share and the size at which both terms are equal") {
+  const Folder folder;
+  const std::string file = folder.file("model.json");
+  // 12.5 GB/s, 6 messages of 10 us in a row, factor 1.5: 60 us are 750 kB of wire, 500 kB of data.
+  CHECK(tool({"model", "--ranks", "4", "--bytes", "500kB", "--bandwidth", "100Gbit/s", "--latency",
+              "10us", "--json", file})
+            .status == 0);
+  const json j = read_json(file);
+  CHECK(j["bandwidth"].get<double>() == Approx(12.5e9));
+  CHECK(j["steps"] == 6);
+  CHECK(j["even_bytes"].get<double>() == Approx(500e3));
+  CHECK(j["latency_share"].get<double>() == Approx(0.5));
+  CHECK(j["seconds"].get<double>() == Approx(120e-6));
+  CHECK_THAT(tool({"model", "--ranks", "2", "--bytes", "4GiB", "--bandwidth", "1GiB/s"}).out,
+             Contains("4.29497 GB"));
+}
+
+TEST_CASE("run: every rank has its number, its output and its stream") {
+  const Outcome o = run_shell(
+      3, "echo rank $RINGFOLD_RANK of $RINGFOLD_SIZE local $RINGFOLD_LOCAL_RANK; echo to err >&2");
+  CHECK(o.status == 0);
+  CHECK(lines_of(o.out) == std::set<std::string>{"[0] rank 0 of 3 local 0",
+                                                 "[1] rank 1 of 3 local 1",
+                                                 "[2] rank 2 of 3 local 2"});
+  CHECK(lines_of(o.err) == std::set<std::string>{"[0] to err", "[1] to err", "[2] to err"});
+}
+
+TEST_CASE("run: one coordinator and one secret for all, another secret each time") {
+  const std::string script = "echo $RINGFOLD_COORDINATOR $RINGFOLD_SECRET";
+  const auto start = [&] {
+    return lines_of(tool({"run", "--ranks", "3", "--no-prefix", "--", "sh", "-c", script}).out);
+  };
+  const auto first = start(), second = start();
+  REQUIRE(first.size() == 1);
+  CHECK(first.begin()->rfind("127.0.0.1:", 0) == 0);
+  CHECK(first.begin()->size() > 64);
+  CHECK(first != second);
+}
+
+TEST_CASE("run: lines stay whole, also without a newline at the end") {
+  const Outcome o = run_shell(4,
+                              "for i in 1 2 3 4 5 6 7 8 9; do printf first; sleep 0.001; printf "
+                              "' second\\n'; done; printf last");
+  CHECK(lines_of(o.out).size() == 8);
+  CHECK(lines_of(o.out).count("[3] first second") == 1);
+  CHECK(lines_of(o.out).count("[3] last") == 1);
+}
+
+TEST_CASE("run: stdin is empty, arguments after -- are the program's own") {
+  CHECK(run_shell(2, "read line && exit 9; exit 0").status == 0);
+  CHECK_THAT(tool({"run", "--ranks", "1", "--", "echo", "--ranks", "--", "--help"}).out,
+             Contains("[0] --ranks -- --help"));
+}
+
+TEST_CASE("run: the first to fail decides, and the others are ended") {
+  const Outcome o =
+      run_shell(3, "if [ $RINGFOLD_RANK = 1 ]; then exit 7; fi; sleep 60; echo survived");
+  CHECK(o.status == 7);
+  CHECK(o.seconds < 1.9);  // SIGTERM was enough
+  CHECK(o.out.empty());
+}
+
+TEST_CASE("run: a signal counts as 128 more") {
+  const Outcome o = run_shell(2, "if [ $RINGFOLD_RANK = 0 ]; then kill -9 $$; fi; sleep 60");
+  CHECK(o.status == 137);
+  CHECK(o.seconds < 1.9);
+}
+
+TEST_CASE("run: who ignores SIGTERM gets SIGKILL after two seconds") {
+  const Outcome o = run_shell(
+      2,
+      "if [ $RINGFOLD_RANK = 1 ]; then sleep 0.2; exit 5; fi; trap '' TERM; sleep 60 & wait; "
+      "sleep 60");
+  CHECK(o.status == 5);
+  CHECK(o.seconds > 1.9);
+  CHECK(o.seconds < 10);
+}
+
+TEST_CASE("run: a program that is not there") {
+  const Outcome o = tool({"run", "--ranks", "2", "--", "/no/such/program"});
+  CHECK(o.status == 127);
+  CHECK_THAT(o.err, Contains("/no/such/program: No such file"));
+}
+
+TEST_CASE("run: SIGTERM and SIGINT end everything, children of ranks included") {
+  for (const int number : {SIGTERM, SIGINT}) {
+    const Folder folder;
+    const std::string file = folder.file("pid");
+    Running running(
+        {"run", "--ranks", "1", "--", "sh", "-c", "sleep 60 & echo $! > " + file + "; wait"});
+    const pid_t grandchild = number_in(file);
+    REQUIRE(grandchild > 0);
+    running.signal(number);
+    const Outcome o = running.wait();
+    CHECK(o.status == 128 + number);
+    CHECK(o.seconds < 5);
+    CHECK(ends(grandchild));
+  }
+}
+
+TEST_CASE("run: what a rank leaves behind ends with the run") {
+  const Folder folder;
+  const std::string file = folder.file("pid"), other = folder.file("daemon");
+  const Outcome o = run_shell(1, "sleep 60 & echo $! > " + file + "; setsid sh -c 'echo $$ > " +
+                                     other + "; exec sleep 60' & sleep 0.3");
+  CHECK(o.status == 0);
+  CHECK(o.seconds < 5);
+  CHECK(ends(number_in(file)));
+  CHECK(ends(number_in(other)));
+}
+
+TEST_CASE("run: ranks do not outlive a launcher that is killed") {
+  const Folder folder;
+  const std::string file = folder.file("pid");
+  Running running(
+      {"run", "--ranks", "1", "--", "sh", "-c", "echo $$ > " + file + "; exec sleep 60"});
+  const pid_t rank = number_in(file);
+  REQUIRE(rank > 0);
+  running.signal(SIGKILL);
+  CHECK(running.wait().status == 137);
+  CHECK(ends(rank));
+}
+
+// C65
+TEST_CASE("bench: without ranks it refuses, with instructions and without a table") {
+  for (int copy = 0; copy < 4; ++copy) {
+    const Outcome o = tool({"bench", "all_reduce", "-e", "64"});
+    CHECK(o.status == 3);
+    CHECK(o.out.empty());
+    CHECK_THAT(o.err, Contains("--ranks"));
+    CHECK_THAT(o.err, Contains("mpirun"));
+  }
+}
+
+TEST_CASE("bench: another number of ranks than was asked for is refused") {
+  const Outcome o = tool(
+      {"bench", "--ranks", "4", "-e", "64"},
+      {{"RINGFOLD_RANK", "0"}, {"RINGFOLD_SIZE", "1"}, {"RINGFOLD_COORDINATOR", "127.0.0.1:1"}});
+  CHECK(o.status == 3);
+  CHECK(o.out.empty());
+  CHECK_THAT(o.err, Contains("--ranks 4"));
+  CHECK_THAT(o.err, Contains("RINGFOLD"));
+}
+
+TEST_CASE("bench: one rank has no bus bandwidth") {
+  const Outcome o = tool({"bench", "--ranks", "1", "-e", "1K", "-f", "4", "-n", "2"});
+  CHECK(o.status == 0);
+  CHECK_THAT(o.out, Contains("n/a"));
+  CHECK_THAT(o.out, Contains("one rank"));
+  CHECK_THAT(o.out, Contains("# Out of bounds values : 0 OK"));
+}
+
+TEST_CASE("bench: the JSON is schema 1, and the bytes that leave are those of the model") {
+  const Folder folder;
+  const std::string file = folder.file("bench.json"), csv = folder.file("bench.csv");
+  const Outcome o = tool({"bench", "all_reduce", "--ranks", "2", "-b", "4K", "-e", "1M", "-f", "16",
+                          "-n", "3", "--algorithm", "ring", "--json", file, "--csv", csv});
+  INFO(o.err);
+  REQUIRE(o.status == 0);
+  const json j = read_json(file);
+  CHECK(j["schema"] == 1);
+  CHECK(j["ranks"] == 2);
+  CHECK(j["hosts"] == 1);
+  CHECK(j["wrong"] == 0);
+  CHECK(j["errors"].empty());
+  REQUIRE(j["results"].size() == 3);
+  for (const json& row : j["results"]) {
+    CHECK(row["collective"] == "all_reduce");
+    CHECK(row["root"] == -1);
+    CHECK(row["algorithm"] == "ring");
+    const auto size = row["size"].get<double>();
+    CHECK(row["bytes_sent_per_rank"] ==
+          ringfold::bus_factor(ringfold::Collective::all_reduce, 2) * size);
+    CHECK(row["bytes_model_per_rank"] == row["bytes_sent_per_rank"]);
+    for (const char* place : {"out_of_place", "in_place"}) {
+      const json& t = row[place];
+      CHECK(t["time_us"] > 0);
+      CHECK(t["min_us"] <= t["p50_us"]);
+      CHECK(t["p50_us"] <= t["p99_us"]);
+      CHECK(t["p99_us"] <= t["max_us"]);
+      CHECK(t["algbw"].get<double>() == Approx(size / t["time_us"].get<double>() / 1e3));
+      CHECK(t["busbw"] == t["algbw"]);  // N = 2: factor 1
+      CHECK(t["wrong"] == 0);
+    }
+  }
+  std::stringstream table;
+  table << std::ifstream(csv).rdbuf();
+  CHECK(lines_of(table.str()).size() == 7);
+}
+
+TEST_CASE("bench: every collective comes out right") {
+  for (const char* collective : {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                 "reduce", "all_to_all", "gather", "scatter", "send_recv"}) {
+    const Outcome o = tool({"bench", collective, "--ranks", "3", "-b", "1000", "-e", "100K", "-f",
+                            "10", "-n", "1", "-w", "1", "-r", "-1", "-u", "1"});
+    INFO(collective << ": " << o.err);
+    CHECK(o.status == 0);
+    CHECK_THAT(o.out, Contains("# Out of bounds values : 0 OK"));
+  }
+}
+
+TEST_CASE("bench: baselines are right and carry (N-1)*D through the hub") {
+  for (const char* baseline : {"gather_to_root", "parameter_server"}) {
+    const Outcome o = tool(
+        {"bench", "--ranks", "3", "-b", "3000", "-e", "3000", "-n", "1", "--baseline", baseline});
+    INFO(baseline << ": " << o.err);
+    CHECK(o.status == 0);
+    CHECK_THAT(o.out, Contains("6000 B received, 6000 B sent"));
+    CHECK_THAT(o.out, Contains("# Out of bounds values : 0 OK"));
+  }
+}
+
+TEST_CASE("bench: --compare fails on what became slower, and only then") {
+  const Folder folder;
+  const std::string file = folder.file("bench.json"), edited = folder.file("edited.json");
+  const Words measure = {"bench", "--ranks", "2", "-b", "64", "-e", "64", "-n", "5"};
+  Words first = measure;
+  first.insert(first.end(), {"--json", file});
+  REQUIRE(tool(first).status == 0);
+  const auto against = [&](double p50) {
+    json earlier = read_json(file);
+    for (const char* place : {"out_of_place", "in_place"}) {
+      earlier["results"][0][place]["p50_us"] = p50;
+    }
+    std::ofstream(edited) << earlier;
+    Words words = measure;
+    words.insert(words.end(), {"--compare", edited, "--tolerance", "10%"});
+    return tool(words);
+  };
+  CHECK(against(1e9).status == 0);
+  const Outcome slower = against(1e-6);
+  CHECK(slower.status == 1);
+  CHECK_THAT(slower.out, Contains("# Slower: 64 B"));
+}
+
+// C66
+TEST_CASE("the library prints nothing of its own, to stdout or stderr") {
+  const Outcome o = tool({"run", "--ranks", "2", "--no-prefix", "--", RINGFOLD_QUIET_PROGRAM});
+  CHECK(o.status == 0);
+  CHECK(o.out.empty());
+  CHECK(o.err.empty());
+}
+
+TEST_CASE("doctor: findings, settings with what is wrong, and no secrets") {
+  const Folder folder;
+  const std::string file = folder.file("doctor.json");
+  const Outcome o = tool({"doctor", "--json", file}, {{"RINGFOLD_TIMEOT", "3"},
+                                                      {"RINGFOLD_TIMEOUT", "soon"},
+                                                      {"RINGFOLD_SECRET", "do not show me"}});
+  CHECK(o.status == 0);
+  const json j = read_json(file);
+  CHECK(j["cores"]["online"] == sysconf(_SC_NPROCESSORS_ONLN));
+  CHECK(j["interfaces"]["lo"]["loopback"] == true);
+  CHECK(j["memory"].contains("memfd"));
+  CHECK(j["kernel"].contains("cross_memory_attach"));
+  CHECK(j["settings"]["RINGFOLD_TIMEOUT"]["value"] == "soon");
+  const std::string problems = j["problems"].dump();
+  CHECK_THAT(problems, Contains("did you mean RINGFOLD_TIMEOUT?"));
+  CHECK_THAT(problems, Contains("RINGFOLD_TIMEOUT=") && Contains("soon"));
+  CHECK(o.out.find("do not show me") == std::string::npos);
+  CHECK(j.dump().find("do not show me") == std::string::npos);
+}
