@@ -141,6 +141,60 @@ std::set<std::string> entries(const char* folder) {
 
 }  // namespace
 
+// The two moments at which a wake-up could be lost, met on purpose.
+TEST_CASE("news just before arm() and just after it are both seen") {
+  const Kind kind = GENERATE(from_range(kinds()));
+  const bool after = GENERATE(false, true);
+  CAPTURE(kind.name, after);
+  World world(kind, 2);
+  if (!world.here()) return;
+  for (uint32_t i = 0; i < 5; ++i) {
+    Bytes data = pattern(100), got(100);
+    Request send, recv;
+    world.ends[1]->recv(0, {kComm, i, 0, kPrint}, buffer(got), false, &recv);
+    world.settle();
+    const auto start = [&] { world.ends[0]->send(1, {kComm, i, 0, kPrint}, buffer(data), &send); };
+    if (!after) start();
+    pollfd sleep{world.ends[1]->arm(), POLLIN, 0};
+    if (after) start();
+    while (!recv.ended()) {
+      if (sleep.fd >= 0) REQUIRE(poll(&sleep, 1, 2000) == 1);
+      world.progress(1);
+      sleep.fd = world.ends[1]->arm();
+    }
+    CHECK(recv.ok());
+    REQUIRE(world.until([&] { return send.ended(); }));
+  }
+}
+
+TEST_CASE("shm: space that comes just before arm() and just after it is seen") {
+  const bool after = GENERATE(false, true);
+  const size_t bytes = GENERATE(size_t{100}, size_t{60'000});  // the ring is full; the slots are
+  CAPTURE(after, bytes);
+  World world(process_kinds().front(), 2);
+  if (!world.here()) return;
+  constexpr uint32_t kCount = 4000;
+  Bytes data = pattern(bytes), got(bytes);
+  std::deque<Request> sends(kCount), recvs(kCount);
+  for (uint32_t i = 0; i < kCount; ++i) {  // many communicators, so that no credit is in the way
+    world.ends[1]->recv(0, {kComm + i, 0, 0, kPrint}, buffer(got), false, &recvs[i]);
+    world.ends[0]->send(1, {kComm + i, 0, 0, kPrint}, buffer(data), &sends[i]);
+  }
+  for (int i = 0; i < 200; ++i) world.progress(0);
+  REQUIRE_FALSE(all_ended(sends));
+  const auto drain = [&] {
+    for (int i = 0; i < 1000; ++i) world.progress(1);
+  };
+  if (!after) drain();
+  pollfd sleep{world.ends[0]->arm(), POLLIN, 0};
+  if (after) {
+    REQUIRE(sleep.fd >= 0);
+    drain();
+  }
+  if (sleep.fd >= 0) CHECK(poll(&sleep, 1, 2000) == 1);
+  REQUIRE(world.until([&] { return all_ended(sends) && all_ended(recvs); }));
+}
+
 TEST_CASE("threads that sleep are woken, thousands of times") {
   const Kind kind = GENERATE(from_range(kinds()));
   const unsigned seed = GENERATE(1u, 2u);
