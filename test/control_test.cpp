@@ -77,6 +77,11 @@ TEST_CASE("a failure reaches the members concerned, whole, and nobody else") {
   }
   for (const size_t r : {2, 3, 4}) CHECK(stars.heard[r].empty());
 
+  stars.controls[3]->tell(failure({2, 3}));  // past rank 0, which only passes it on
+  REQUIRE(drive(stars.controls, [&] { return stars.heard[2].size() == 1; }));
+  CHECK(stars.heard[0].size() == 1);
+  stars.heard[2].clear();
+
   stars.controls[0]->tell(failure({}));  // from rank 0, to all
   REQUIRE(drive(stars.controls, [&] { return stars.heard[4].size() == 1; }));
   drive(

@@ -32,6 +32,10 @@ struct Rendezvous {
   // From the first of these that is set: RINGFOLD_RANK/SIZE/COORDINATOR; torchrun (RANK,
   // WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1); mpirun (Open MPI: OMPI_COMM_WORLD_*, MPICH and Intel
   // MPI: PMI_*); srun (SLURM_PROCID, SLURM_NTASKS, first host of the step, port from the job id).
+  // RINGFOLD_COORDINATOR, RINGFOLD_SECRET and RINGFOLD_SECRET_FILE count with every launcher.
+  // Without a secret the job's own name or key stands in, where the launcher gives one (torchrun
+  // does not); only Open MPI's is really secret. Under mpirun on several hosts, without
+  // RINGFOLD_COORDINATOR, rank 0 must be on mpirun's own host.
   // invalid_argument: a variable is malformed, or some but not all are there; names it.
   // unsupported: none is set; the message lists how to start.
   [[nodiscard]] static Result<Rendezvous> from_environment();
