@@ -358,6 +358,7 @@ int run_bench(const BenchOptions& options) {
   if (const std::string why = unwritable(options); !why.empty()) {
     return fail(kBadArguments, "bench: " + why);
   }
+  if (!options.plot.empty() && !can_plot()) return kEnvironment;
   Inputs inputs;
   if (!options.machine.empty()) {
     auto machine = read_machine(options.machine);

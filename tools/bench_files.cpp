@@ -199,10 +199,11 @@ std::string unwritable(const BenchOptions& options) {
       return fmt::format("cannot write {}; accepted: a file name in a folder that is there", file);
     }
   }
-  if (!options.plot.empty() && run_plot({"--probe"}) != 0) {
-    return "--plot cannot draw here";
-  }
   return {};
+}
+
+bool can_plot() {
+  return run_plot({"--probe"}) == 0;
 }
 
 int regressions(const BenchOptions& options, const json& earlier, const Results& results) {

@@ -63,6 +63,8 @@ nlohmann::json to_json(const BenchOptions& options, const Results& results);
 bool write_files(const BenchOptions& options, const Results& results);
 // Empty if those can be written, else the sentence. Before anything is measured.
 std::string unwritable(const BenchOptions& options);
+// Whether python3 and matplotlib are there; has said so if not.
+bool can_plot();
 
 // An earlier run read from --compare. Says what has become slower and returns how many rows did;
 // a negative number, having said why, if the two cannot be compared.
