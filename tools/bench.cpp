@@ -311,6 +311,7 @@ int bench_threads(const BenchOptions& options, const Inputs& inputs) {
   const auto id = Rendezvous::unique_id();
   if (!id.ok()) return fail(kFailed, "bench: " + id.status().to_string());
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(options.ranks));
   std::vector<int> statuses(static_cast<size_t>(options.ranks), kSuccess);
   for (int rank = 0; rank < options.ranks; ++rank) {
     threads.emplace_back([&, rank] {
