@@ -337,7 +337,10 @@ TEST_CASE("processes: a profiler's signals do no harm") {
     Pair pair(kind, [&](Transport& end) {
       return profiled([&] { return ping_pong(end, 1, 5000, 3, false); });
     });
-    if (!pair.problem.empty()) continue;
+    if (!pair.problem.empty()) {
+      ringfold::test::skip(fmt::format("{}: {}", kind.name, pair.problem));
+      continue;
+    }
     CHECK(profiled([&] { return ping_pong(pair.end(), 0, 5000, 3, false); }) == "");
     CHECK(pair.exit_status() == 0);
     CHECK(ticks > 10);
