@@ -1,6 +1,5 @@
 // Sleeping and waking, and peers that end: transports driven by threads and processes of their own.
 #include <fmt/core.h>
-#include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -17,7 +16,7 @@
 #include <deque>
 #include <filesystem>
 #include <random>
-#include <set>
+#include <string_view>
 #include <thread>
 
 #include "test/skip.h"
@@ -132,11 +131,12 @@ class Pair {
   pid_t child_ = 0;
 };
 
-std::set<std::string> entries(const char* folder) {
-  std::set<std::string> names;
+// Entries of a folder whose name contains `part`: others may be at work beside us.
+size_t entries(const char* folder, std::string_view part) {
+  size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.insert(entry.path().filename());
-  return names;
+    if (entry.path().filename().string().find(part) != std::string::npos) ++count;
+  return count;
 }
 
 }  // namespace
@@ -252,8 +252,8 @@ TEST_CASE("threads: a sender that outruns its receiver sleeps for want of space"
 }
 
 TEST_CASE("processes that sleep are woken, and leave nothing behind") {
-  const auto descriptors = entries("/proc/self/fd").size();
-  const auto shared = entries("/dev/shm");
+  const size_t descriptors = entries("/proc/self/fd", "");
+  const size_t shared = entries("/dev/shm", "ringfold");
   for (const Kind& kind : process_kinds()) {
     CAPTURE(kind.name);
     for (const unsigned seed : {1u, 2u}) {
@@ -267,8 +267,8 @@ TEST_CASE("processes that sleep are woken, and leave nothing behind") {
       CHECK(pair.exit_status() == 0);
     }
   }
-  CHECK(entries("/proc/self/fd").size() == descriptors);
-  CHECK(entries("/dev/shm") == shared);
+  CHECK(entries("/proc/self/fd", "") == descriptors);
+  CHECK(entries("/dev/shm", "ringfold") == shared);
 }
 
 // A killed process is noticed within a second, by a sleeper, after all that it had sent.
@@ -343,7 +343,10 @@ TEST_CASE("processes: a profiler's signals do no harm") {
     Pair pair(kind, [&](Transport& end) {
       return profiled([&] { return ping_pong(end, 1, 5000, 3, false); });
     });
-    if (!pair.problem.empty()) continue;
+    if (!pair.problem.empty()) {
+      ringfold::test::skip(fmt::format("{}: {}", kind.name, pair.problem));
+      continue;
+    }
     CHECK(profiled([&] { return ping_pong(pair.end(), 0, 5000, 3, false); }) == "");
     CHECK(pair.exit_status() == 0);
     CHECK(ticks > 10);
