@@ -10,8 +10,8 @@ namespace ringfold::test {
 std::vector<Kind> process_kinds() {
   const auto shm = [](Peer me) { return make_shm(me, real_clock); };
   std::vector<Kind> all = {
-      {"shm", {}, false, shm},
-      {"ucx", {}, false, [](Peer me) { return make_ucx(me, real_clock, "lo"); }},
+      {"shm", {}, false, false, shm},
+      {"ucx", {}, false, true, [](Peer me) { return make_ucx(me, real_clock, "lo"); }},
   };
   for (Kind& kind : all)
     kind.make = [one = kind.make_one](int size) -> Result<Ends> {
@@ -37,9 +37,9 @@ std::vector<Kind> kinds() {
     };
   };
   std::vector<Kind> all = process_kinds();
-  all.push_back({"loopback", loopback({}), true, {}});
-  all.push_back({"loopback, late", loopback({1, 20us, false}), true, {}});
-  all.push_back({"loopback, late and reordered", loopback({2, 20us, true}), true, {}});
+  all.push_back({"loopback", loopback({}), true, false, {}});
+  all.push_back({"loopback, late", loopback({1, 20us, false}), true, false, {}});
+  all.push_back({"loopback, late and reordered", loopback({2, 20us, true}), true, false, {}});
   return all;
 }
 

@@ -98,7 +98,15 @@ class Pair {
   // Waits for the child to end by itself.
   int exit_status() {
     int status = -1;
-    waitpid(std::exchange(child_, 0), &status, 0);
+    if (!end_) waitpid(child_, &status, 0);
+    // Who leaves may wait for this end to say that everything has arrived.
+    while (end_ && waitpid(child_, &status, WNOHANG) == 0) {
+      may_call_back = true;
+      end_->progress();
+      may_call_back = false;
+      std::this_thread::sleep_for(100us);
+    }
+    child_ = 0;
     return status;
   }
   [[nodiscard]] Transport& end() { return *end_; }

@@ -30,6 +30,9 @@ struct Kind {
   const char* name;
   std::function<Result<Ends>(int size)> make;  // the ranks' endpoints, not connected yet
   bool lends_the_senders_memory;               // a send completes only when it was given back
+  // The receiver fetches long messages, which end in any order, are hardly ever lent, and when
+  // cancelled end as soon as the fetching does.
+  bool fetches;
   // An endpoint for a process of its own; empty if ranks must share one.
   std::function<Result<std::unique_ptr<Transport>>(Peer me)> make_one;
 };

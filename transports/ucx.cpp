@@ -38,12 +38,16 @@ UcxTransport::UcxTransport(std::unique_ptr<UcxWorker> worker, Peer me, Clock& cl
 
 UcxTransport::~UcxTransport() {
   if (worker_->forked()) return;
+  // Nothing more is written into buffers whose receives will never be told to end.
+  for (auto& [peer, link] : links_)
+    matcher_.lose(peer, [](Peer, const MessageId&, const Matcher::Posted&) {});
   wait_until(clock_.now() + kFarewell, &UcxTransport::everything_arrived);
   // By force, for what matters has been confirmed, and a flushing close that a peer delays for ever
   // can be neither waited for nor taken back.
   for (auto& [peer, link] : links_) close_by_force(link);
   wait_until(clock_.now() + kFarewell, &UcxTransport::nothing_under_way);
-  while (!kept_.empty()) release(&kept_.front());
+  matcher_.drop_early(
+      [&](const Matcher::Early& early) { release(static_cast<Kept*>(early.message)); });
 }
 
 Status UcxTransport::listen() {
@@ -131,6 +135,15 @@ Status UcxTransport::usable(Link& link) {
                                describe(link), ucx_.ucs_status_string(status)));
   failed_.emplace_back(&link, why);
   return why;
+}
+
+// What send() and recv() answer instead of beginning; ok if they may.
+Status UcxTransport::refusal(Link& link, uint32_t comm) {
+  if (!cancelled_comms_.empty()) {
+    const auto cancelled = cancelled_comms_.find(comm);
+    if (cancelled != cancelled_comms_.end()) return cancelled->second;
+  }
+  return usable(link);
 }
 
 // ---- Moving
@@ -237,6 +250,7 @@ void UcxTransport::close_by_force(Link& link) {
 }
 
 void UcxTransport::cancel(uint32_t comm, const Status& why) {
+  cancelled_comms_.emplace(comm, why);
   std::vector<Completion*> ended;
   matcher_.cancel(
       comm,

@@ -66,7 +66,7 @@ void UcxTransport::land(Flight* flight, ucs_status_t status) {
 
 void UcxTransport::send(Peer peer, const MessageId& id, Buffer buffer, Completion* completion) {
   Link& link = link_to(peer);
-  if (Status status = usable(link); !status.ok())
+  if (Status status = refusal(link, id.comm); !status.ok())
     return deferred_.add(id.comm, completion, std::move(status));
   const Waiting message{completion, id, buffer};
   if (credits_.charge(peer, id.comm, charge_of(buffer.bytes), message)) start_send(link, message);
@@ -115,24 +115,22 @@ void UcxTransport::recv(Peer peer, const MessageId& id, Buffer buffer, bool may_
   completion->view = buffer.data;
   completion->lender = nullptr;
   Link& link = link_to(peer);
+  // The endpoint is made for the receiver too: only then does it hear of the peer's death.
+  const Status status = refusal(link, id.comm);
+  // What a lost peer had sent is there to be received.
+  if (!status.ok() && !matcher_.has_early(peer, id))
+    return deferred_.add(id.comm, completion, status);
   const Matcher::Posted posted{buffer, may_lend, completion, id.fingerprint};
   const std::optional<Matcher::Early> early = matcher_.post(peer, id, posted);
-  // The endpoint is made for the receiver too: only then does it hear of the peer's death.
-  const Status status = usable(link);
-  if (!early) {
-    if (status.ok()) return;
-    const auto refuse = [&](Peer, const MessageId& theirs, const Matcher::Posted& refused) {
-      deferred_.add(theirs.comm, refused.completion, status);
-    };
-    return matcher_.lose(peer, refuse);
-  }
+  if (!early) return;
   Kept* kept = static_cast<Kept*>(early->message);
   const Arrival arrival{kept->how, kept->data, early->bytes};
   if (early->fingerprint != id.fingerprint) {
     MessageId theirs = id;
     theirs.fingerprint = early->fingerprint;
     deferred_.add(id.comm, completion, different_operation(peer, theirs, id.fingerprint));
-    contradictions_.push_back({peer, theirs, id.fingerprint});
+    if (matcher_.expected(id) != id.fingerprint)  // else open() has reported it
+      contradictions_.push_back({peer, theirs, id.fingerprint});
   } else if (worker_->forked() || (kept->how == Kept::How::rendezvous && !link.lost.ok())) {
     deferred_.add(id.comm, completion, status);  // its bytes are out of reach
   } else if (deliver(link, id, posted, arrival)) {
@@ -176,12 +174,19 @@ bool UcxTransport::deliver(Link& link, const MessageId& id, const Matcher::Poste
 void UcxTransport::release(Kept* kept) {
   if (kept->how != Kept::How::copy && !worker_->forked())
     ucx_.ucp_am_data_release(worker_->handle(), kept->data);
-  kept_.erase(kept->self);
+  delete kept;
 }
 
 void UcxTransport::drop(Peer peer, const MessageId& id, const Matcher::Early& early) {
   release(static_cast<Kept*>(early.message));
   credit_back(link_to(peer), id.comm, early.bytes);
+}
+
+void UcxTransport::open(uint32_t comm, uint32_t seq, uint32_t fingerprint) {
+  matcher_.open(comm, seq, fingerprint);
+  matcher_.contradictions(comm, seq, fingerprint, [&](Peer peer, const MessageId& theirs) {
+    contradictions_.push_back({peer, theirs, fingerprint});
+  });
 }
 
 void UcxTransport::finish(uint32_t comm, uint32_t seq) {
@@ -239,15 +244,15 @@ bool UcxTransport::arrived(const DataHeader& message, const Arrival& arrival) {
 }
 
 bool UcxTransport::keep(const DataHeader& message, const Arrival& arrival) {
-  Kept& kept = kept_.emplace_back(Kept{arrival.how, arrival.data, nullptr, {}});
-  kept.self = std::prev(kept_.end());
-  if (kept.how == Kept::How::copy && arrival.bytes != 0) {
-    kept.own = std::make_unique_for_overwrite<std::byte[]>(arrival.bytes);
-    std::memcpy(kept.own.get(), arrival.data, arrival.bytes);
-    kept.data = kept.own.get();
+  auto kept = std::make_unique<Kept>(Kept{arrival.how, arrival.data, nullptr});
+  if (kept->how == Kept::How::copy && arrival.bytes != 0) {
+    kept->own = std::make_unique_for_overwrite<std::byte[]>(arrival.bytes);
+    std::memcpy(kept->own.get(), arrival.data, arrival.bytes);
+    kept->data = kept->own.get();
   }
-  matcher_.keep(message.from, message.id, {message.id.fingerprint, arrival.bytes, &kept});
-  return kept.how != Kept::How::copy;
+  const bool held = kept->how != Kept::How::copy;
+  matcher_.keep(message.from, message.id, {message.id.fingerprint, arrival.bytes, kept.release()});
+  return held;
 }
 
 ucs_status_t UcxTransport::on_control(void* arg, const void* header, size_t header_bytes, void*,

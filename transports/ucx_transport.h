@@ -22,7 +22,7 @@
 //   fork()      UCX does not survive it: in the child every call is answered by invalid_argument.
 #pragma once
 
-#include <list>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -96,7 +96,6 @@ struct Kept {
   How how;
   void* data;  // UCX's, or own
   std::unique_ptr<std::byte[]> own;
-  std::list<Kept>::iterator self;
 };
 
 // A message that is to be delivered now.
@@ -129,9 +128,7 @@ class UcxTransport final : public Transport {
   void recv(Peer peer, const MessageId& id, Buffer buffer, bool may_lend,
             Completion* completion) override;
   void give_back(Completion* completion) override;
-  void open(uint32_t comm, uint32_t seq, uint32_t fingerprint) override {
-    matcher_.open(comm, seq, fingerprint);
-  }
+  void open(uint32_t comm, uint32_t seq, uint32_t fingerprint) override;
   void finish(uint32_t comm, uint32_t seq) override;
   void cancel(uint32_t comm, const Status& why) override;
   bool progress() override;
@@ -147,6 +144,7 @@ class UcxTransport final : public Transport {
 
   Link& link_to(Peer peer);
   Status usable(Link& link);
+  Status refusal(Link& link, uint32_t comm);
   static Status forked_child();
   static std::string describe(const Link& link);
 
@@ -195,7 +193,7 @@ class UcxTransport final : public Transport {
   std::unordered_map<Peer, Link> links_;
   std::vector<std::unique_ptr<Flight>> flights_, spare_;
   size_t cancelled_ = 0;  // of flights_
-  std::list<Kept> kept_;
+  std::unordered_map<uint32_t, Status> cancelled_comms_;
   std::vector<std::pair<Link*, Status>> failed_;  // seen inside UCX's callbacks, handled after them
   std::vector<Contradiction> contradictions_;
   std::vector<Link*> lost_;
