@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <numeric>
 #include <thread>
@@ -149,6 +150,58 @@ TEST_CASE("split makes communicators that work at once and beside each other") {
           auto quarter = half->split(0, 0);
           if (!rank_ok(quarter.status())) return 1;
           exercise(*quarter, 5);
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("a barrier, and a collective of nothing, hold everybody until the last has come") {
+  const std::string transport = GENERATE("shm", "ucx");
+  const int n = GENERATE(2, 3, 4, 6);
+  Shared<std::atomic<int>> arrived;
+  CHECK(run_ranks(n, 60s, [&](const Rendezvous& where) {
+          Options options;
+          options.transports = transport;
+          auto comm = Communicator::create(where, options);
+          if (!rank_ok(comm.status())) return 1;
+          for (int round = 1; round <= 12; ++round) {
+            if (round % n == where.rank) std::this_thread::sleep_for(20ms);
+            arrived->fetch_add(1);
+            rank_ok(round % 2 == 0
+                        ? comm->barrier().wait()
+                        : comm->all_reduce(nullptr, nullptr, 0, DType::f32, Op::sum).wait());
+            RANK_CHECK(arrived->load() >= round * n);
+          }
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("a rank that is through and leaves does not fail those who still wait for another") {
+  const std::string transport = GENERATE("shm", "ucx");
+  CHECK(run_ranks(4, 60s, [&](const Rendezvous& where) {
+          Options options;
+          options.transports = transport;
+          auto comm = Communicator::create(where, options);
+          if (!rank_ok(comm.status())) return 1;
+          std::vector<int64_t> x(5000, where.rank);
+          if (where.rank == 2) std::this_thread::sleep_for(2s);  // longer than the moment of grace
+          rank_ok(comm->reduce(x.data(), where.rank == 0 ? x.data() : nullptr, x.size(), DType::i64,
+                               Op::sum, 0)
+                      .wait());
+          if (where.rank == 0) RANK_CHECK(x == std::vector<int64_t>(5000, 6));
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("a rank that leaves although it is needed is an error soon after") {
+  CHECK(run_ranks(3, 60s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          if (where.rank == 1) return 0;  // without the call that the others make
+          const auto start = std::chrono::steady_clock::now();
+          const Status status = comm->barrier().wait();
+          RANK_CHECK(status.code() == Code::peer_lost);
+          RANK_CHECK(status.message().find("rank 1") != std::string::npos);
+          RANK_CHECK(std::chrono::steady_clock::now() - start < 4s);
           return 0;
         }) == "");
 }

@@ -48,7 +48,9 @@ void Communicator::Impl::abort(const std::string& why) {
     if (alone_.ok()) alone_ = status;
   }
   fail_self_messages(status);
-  if (world_ && world_->usable()) world_->engine().fail(channel_->id, status, true);
+  if (!world_ || !world_->usable()) return;
+  channel_->mark_failed(status);  // this rank's next call is refused already
+  world_->engine().fail(channel_->id, status, true);
 }
 
 Status Communicator::Impl::check_buffer(const char* what, const void* buffer, size_t count,

@@ -302,10 +302,7 @@ bool Engine::advance_all() {
 void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
   if (!channel.failed.ok()) return;
   channel.failed = why;
-  {
-    const std::lock_guard lock(channel.health_lock);
-    channel.public_health = why;
-  }
+  channel.mark_failed(why);
   for (auto& operation : running_)
     if (operation->channel.get() == &channel) operation->execution->fail(why);
   for (auto& operation : channel.waiting) finished_.push_back({std::move(operation), why});
@@ -370,10 +367,9 @@ void Engine::check_departures() {
       Channel& channel = *channels_[i];
       if (!channel.failed.ok() || std::ranges::find(channel.peers, peer) == channel.peers.end())
         continue;
-      const bool needed = channel.running != 0 || !channel.waiting.empty() ||
-                          std::ranges::any_of(running_, [&](const auto& operation) {
-                            return operation->channel.get() == &channel;
-                          });
+      const bool needed = std::ranges::any_of(running_, [&](const auto& operation) {
+        return operation->channel.get() == &channel && operation->execution->waits_for(peer);
+      });
       if (!departure.orderly || needed) fail_channel(channel, departure.why, !departure.orderly);
     }
   }

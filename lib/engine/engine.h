@@ -62,6 +62,11 @@ struct Channel {
     const std::lock_guard lock(health_lock);
     return public_health;
   }
+  // The first failure stays.
+  void mark_failed(const Status& why) {
+    const std::lock_guard lock(health_lock);
+    if (public_health.ok()) public_health = why;
+  }
   mutable std::mutex health_lock;
   Status public_health;
 };

@@ -128,15 +128,19 @@ bool Execution::touches_work(const Receive& receive) const {
   return receive.piece.then == Then::reduce && reads_work(receive.piece.side);
 }
 
-// Whether `range` of the work buffer holds what all steps before `step` have made of it.
+// Whether `range` of the work buffer holds what all steps before `step` have made of it. An empty
+// range waits for all of them: so a rank that is through with a collective has heard, directly or
+// not, from every other, even where there is nothing to add up; a barrier is no more than that.
 bool Execution::may_read(const Range& range, int step) const {
+  const bool everything = range.empty();
   for (uint32_t n = retired_; n != received_; ++n) {
     const Receive& receive = receives_[n % kWindow];
-    if (receive.step < step && receive.state != State::done && receive.piece.into == From::work &&
-        overlap(receive.piece.range, range))
+    if (receive.step < step && receive.state != State::done &&
+        (everything || (receive.piece.into == From::work && overlap(receive.piece.range, range))))
       return false;
   }
   if (next_receive_.index >= step) return true;
+  if (everything) return false;
   const auto writes = [](const Step& s) {
     return (receives(s) || local(s)) && s.into == From::work;
   };
@@ -257,7 +261,8 @@ bool Execution::post_send() {
     slot = take_transit(next_send_.transit_step, next_send_.piece);
     if (slot < 0) return false;
   } else {
-    if (reads_work(step.send_from) && !may_read(range, next_send_.index)) return false;
+    if ((range.empty() || reads_work(step.send_from)) && !may_read(range, next_send_.index))
+      return false;
     if (step.send_from == From::input && compute_.stages_input() && !range.empty()) {
       slot = take(free_staging_);
       if (slot < 0) return false;
@@ -421,12 +426,17 @@ void Execution::on_sent(Completion* completion, const Status& status) noexcept {
 
 // ---- for people -------------------------------------------------------------------------------
 
-int Execution::waiting_for_position() const {
-  for (uint32_t n = retired_; n != received_; ++n)
-    if (receives_[n % kWindow].state == State::posted) return receives_[n % kWindow].from;
-  for (uint32_t n = sends_retired_; n != sends_posted_; ++n)
-    if (sends_[n % kWindow].state != State::done) return sends_[n % kWindow].to;
-  return -1;
+bool Execution::waits_for(Peer peer) const {
+  for (uint32_t n = retired_; n != received_; ++n) {
+    const Receive& receive = receives_[n % kWindow];
+    if (receive.state == State::posted && route_.peer[static_cast<size_t>(receive.from)] == peer)
+      return true;
+  }
+  for (uint32_t n = sends_retired_; n != sends_posted_; ++n) {
+    const Send& send = sends_[n % kWindow];
+    if (send.state != State::done && route_.peer[static_cast<size_t>(send.to)] == peer) return true;
+  }
+  return false;
 }
 
 std::string Execution::waiting_for() const {

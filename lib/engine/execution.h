@@ -67,7 +67,8 @@ class Execution {
 
   // "step 5 of 14, piece 3 from position 2", for time-outs; the position waited for, or -1.
   [[nodiscard]] std::string waiting_for() const;
-  [[nodiscard]] int waiting_for_position() const;
+  // Whether a message from or to this peer is posted and has not come through.
+  [[nodiscard]] bool waits_for(Peer peer) const;
   [[nodiscard]] int steps() const { return steps_; }
   [[nodiscard]] uint64_t bytes_sent() const { return bytes_sent_; }
 
