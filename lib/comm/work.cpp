@@ -1,6 +1,7 @@
 #include "lib/comm/work.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ringfold {
 namespace {
@@ -8,7 +9,11 @@ namespace {
 // How long a waiter sleeps before it looks whether it may drive the engine again.
 constexpr auto kLookAgain = std::chrono::milliseconds(20);
 
+// A wait so soon after the call is a blocking call: the next one will be, too.
+constexpr Nanoseconds kAtOnce = std::chrono::microseconds(20);
+
 thread_local int callback_depth = 0;
+thread_local bool waits_at_once = false;
 
 void call(const std::function<void(const Status&)>& f, const Status& status) {
   ++callback_depth;
@@ -62,6 +67,7 @@ Status Work::State::wait(Nanoseconds timeout) {
     const std::lock_guard guard(lock);
     helped = world;
   }
+  if (now - started < kAtOnce) waits_at_once = true;
   while (!done.load(std::memory_order_acquire)) {
     const bool drove = helped && helped->thread().help(done, until);
     if (done.load(std::memory_order_acquire)) break;
@@ -153,7 +159,9 @@ Report Work::report() const {
 
 void start_or_group(World& world, std::unique_ptr<UserOperation> operation) {
   if (group.depth == 0) {
+    EngineThread::caller_waits(std::exchange(waits_at_once, false));
     world.engine().submit(std::move(operation));
+    EngineThread::caller_waits(false);
     return;
   }
   group.held.push_back({&world, std::move(operation), nullptr, nullptr});

@@ -1,6 +1,7 @@
 #include "lib/engine/engine_thread.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -11,8 +12,13 @@ namespace ringfold {
 namespace {
 
 // How long the thread stays aside after the last helper left, if nothing is pending: a loop of
-// blocking calls then never wakes it.
-constexpr auto kLinger = std::chrono::milliseconds(10);
+// blocking calls then never wakes it. Also how late it takes over where a caller was expected to.
+constexpr auto kLinger = std::chrono::milliseconds(2);
+// It looks ever less often while one and the same caller waits.
+constexpr auto kLongestDoze = std::chrono::milliseconds(500);
+// Other processes that want this core get it so many times before a driver goes to sleep, which
+// costs them and us far more.
+constexpr int kYields = 4;
 constexpr Nanoseconds kLongestSleep = std::chrono::seconds(10);
 
 void relax() {
@@ -47,36 +53,47 @@ EngineThread::~EngineThread() {
 // Somebody has work for whoever drives. A driver that is awake will see it by itself.
 // The fence pairs with the one in drive(): either the driver sees the request before it sleeps, or
 // it is seen asleep here.
+thread_local bool EngineThread::caller_waits_ = false;
+
 void EngineThread::ring() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (asleep_.load() != 0) {
     const uint64_t one = 1;
     [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
   }
-  if (helpers_.load() == 0 || stop_.load()) {
+  if ((helpers_.load() == 0 && !caller_waits_) || stop_.load()) {
     const std::lock_guard lock(aside_);
     if (parked_) changed_.notify_one();
   }
 }
 
-// Polls until stop(); asleep, it lets go of `driver` so that a caller can take over.
+// Polls until stop(); returns whether it slept. Asleep, it lets go of `driver` so that a caller can
+// take over.
 template <class Stop>
-void EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanoseconds until) {
+bool EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanoseconds until) {
   Clock& clock = engine_.clock();
   Engine::Sleep sleep;
   Nanoseconds idle_since = clock.now();
   std::vector<pollfd> fds;
+  int yields = 0;
+  bool slept = false;
   while (!stop()) {
     if (engine_.poll()) {
+      yields = 0;
       idle_since = clock.now();
       continue;
     }
     const Nanoseconds now = clock.now();
-    if (now >= until) return;
+    if (now >= until) break;
     if (now - idle_since < spin_) {
       relax();
       continue;
     }
+    if (yields++ < kYields) {
+      sched_yield();
+      continue;
+    }
+    yields = 0;
     asleep_.fetch_add(1);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     engine_.arm(&sleep);
@@ -88,18 +105,20 @@ void EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanose
       const timespec timeout{static_cast<time_t>(wait.count() / 1'000'000'000),
                              static_cast<long>(wait.count() % 1'000'000'000)};
       driver.unlock();
+      slept = true;
       ppoll(fds.data(), fds.size(), &timeout, nullptr);
       asleep_.fetch_sub(1);
       if (fds[0].revents != 0) {
         uint64_t rings = 0;
         [[maybe_unused]] const auto got = read(doorbell_, &rings, sizeof rings);
       }
-      if (!driver.try_lock()) return;  // somebody else drives now
+      if (!driver.try_lock()) return slept;  // somebody else drives now
     } else {
       asleep_.fetch_sub(1);
     }
     idle_since = spin_ > Nanoseconds(0) ? clock.now() : idle_since;
   }
+  return slept;
 }
 
 bool EngineThread::help(const std::atomic<bool>& done, Nanoseconds until) {
@@ -108,33 +127,37 @@ bool EngineThread::help(const std::atomic<bool>& done, Nanoseconds until) {
   if (asleep_.load() != 0) ring();  // the thread stands aside
   std::unique_lock driver(driver_, std::try_to_lock);
   const bool drove = driver.owns_lock();
+  bool slept = false;
   if (drove)
-    drive(
+    slept = drive(
         driver, [&] { return done.load(std::memory_order_acquire); }, until);
   if (driver.owns_lock()) driver.unlock();
   const bool last = helpers_.fetch_sub(1) == 1;
-  // Our polling undid the arming of whoever sleeps: they shall look, and arm again.
-  if ((drove && asleep_.load() != 0) || (last && engine_.busy())) ring();
+  // Our polling undid the arming of whoever sleeps: they shall look, and arm again. After a long
+  // wait the thread may have dozed off.
+  if ((drove && asleep_.load() != 0) || (last && (slept || engine_.busy()))) ring();
   return drove;
+}
+
+// Stands aside while callers drive, and a moment longer.
+void EngineThread::park() {
+  std::unique_lock lock(aside_);
+  parked_ = true;
+  uint32_t seen = helped_.load();
+  auto doze = kLinger;
+  while (!stop_.load() && (helpers_.load() != 0 || !engine_.busy())) {
+    const uint32_t helped = helped_.load();
+    if (helpers_.load() == 0 && helped == seen) break;
+    doze = helped == seen ? std::min(2 * doze, kLongestDoze) : kLinger;
+    seen = helped;
+    changed_.wait_for(lock, doze);
+  }
+  parked_ = false;
 }
 
 void EngineThread::run() {
   while (!stop_.load()) {
-    {
-      std::unique_lock lock(aside_);
-      parked_ = true;
-      uint32_t seen = helped_.load();
-      while (!stop_.load()) {
-        if (helpers_.load() == 0 && engine_.busy()) break;
-        if (helpers_.load() != 0 || seen != helped_.load()) {
-          seen = helped_.load();
-          changed_.wait_for(lock, kLinger);
-          continue;
-        }
-        break;
-      }
-      parked_ = false;
-    }
+    park();
     std::unique_lock driver(driver_, std::try_to_lock);
     if (!driver.owns_lock()) {
       std::this_thread::yield();

@@ -30,11 +30,19 @@ class EngineThread {
   // drives it: then the caller shall sleep until it is told. Returns whether it drove.
   bool help(const std::atomic<bool>& done, Nanoseconds until);
 
+  // Whether what this caller's thread submits next will be waited for at once, as its last
+  // operation was: then the thread need not be woken for it. If it comes otherwise it is late by a
+  // moment.
+  static void caller_waits(bool expected) { caller_waits_ = expected; }
+
  private:
   template <class Stop>
-  void drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanoseconds until);
+  bool drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanoseconds until);
+  void park();
   void run();
   void ring();
+
+  static thread_local bool caller_waits_;
 
   Engine& engine_;
   const Nanoseconds spin_;
