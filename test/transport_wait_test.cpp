@@ -1,6 +1,5 @@
 // Sleeping and waking, and peers that end: transports driven by threads and processes of their own.
 #include <fmt/core.h>
-#include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -17,7 +16,7 @@
 #include <deque>
 #include <filesystem>
 #include <random>
-#include <set>
+#include <string_view>
 #include <thread>
 
 #include "test/skip.h"
@@ -140,14 +139,69 @@ class Pair {
   pid_t child_ = 0;
 };
 
-std::set<std::string> entries(const char* folder) {
-  std::set<std::string> names;
+// Entries of a folder whose name contains `part`: others may be at work beside us.
+size_t entries(const char* folder, std::string_view part) {
+  size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.insert(entry.path().filename());
-  return names;
+    if (entry.path().filename().string().find(part) != std::string::npos) ++count;
+  return count;
 }
 
 }  // namespace
+
+// The two moments at which a wake-up could be lost, met on purpose.
+TEST_CASE("news just before arm() and just after it are both seen") {
+  const Kind kind = GENERATE(from_range(kinds()));
+  const bool after = GENERATE(false, true);
+  CAPTURE(kind.name, after);
+  World world(kind, 2);
+  if (!world.here()) return;
+  for (uint32_t i = 0; i < 5; ++i) {
+    Bytes data = pattern(100), got(100);
+    Request send, recv;
+    world.ends[1]->recv(0, {kComm, i, 0, kPrint}, buffer(got), false, &recv);
+    world.settle();
+    const auto start = [&] { world.ends[0]->send(1, {kComm, i, 0, kPrint}, buffer(data), &send); };
+    if (!after) start();
+    pollfd sleep{world.ends[1]->arm(), POLLIN, 0};
+    if (after) start();
+    while (!recv.ended()) {
+      if (sleep.fd >= 0) REQUIRE(poll(&sleep, 1, 2000) == 1);
+      world.progress(1);
+      sleep.fd = world.ends[1]->arm();
+    }
+    CHECK(recv.ok());
+    REQUIRE(world.until([&] { return send.ended(); }));
+  }
+}
+
+TEST_CASE("shm: space that comes just before arm() and just after it is seen") {
+  const bool after = GENERATE(false, true);
+  const size_t bytes = GENERATE(size_t{100}, size_t{60'000});  // the ring is full; the slots are
+  CAPTURE(after, bytes);
+  World world(process_kinds().front(), 2);
+  if (!world.here()) return;
+  constexpr uint32_t kCount = 4000;
+  Bytes data = pattern(bytes), got(bytes);
+  std::deque<Request> sends(kCount), recvs(kCount);
+  for (uint32_t i = 0; i < kCount; ++i) {  // many communicators, so that no credit is in the way
+    world.ends[1]->recv(0, {kComm + i, 0, 0, kPrint}, buffer(got), false, &recvs[i]);
+    world.ends[0]->send(1, {kComm + i, 0, 0, kPrint}, buffer(data), &sends[i]);
+  }
+  for (int i = 0; i < 200; ++i) world.progress(0);
+  REQUIRE_FALSE(all_ended(sends));
+  const auto drain = [&] {
+    for (int i = 0; i < 1000; ++i) world.progress(1);
+  };
+  if (!after) drain();
+  pollfd sleep{world.ends[0]->arm(), POLLIN, 0};
+  if (after) {
+    REQUIRE(sleep.fd >= 0);
+    drain();
+  }
+  if (sleep.fd >= 0) CHECK(poll(&sleep, 1, 2000) == 1);
+  REQUIRE(world.until([&] { return all_ended(sends) && all_ended(recvs); }));
+}
 
 TEST_CASE("threads that sleep are woken, thousands of times") {
   const Kind kind = GENERATE(from_range(kinds()));
@@ -206,8 +260,8 @@ TEST_CASE("threads: a sender that outruns its receiver sleeps for want of space"
 }
 
 TEST_CASE("processes that sleep are woken, and leave nothing behind") {
-  const auto descriptors = entries("/proc/self/fd").size();
-  const auto shared = entries("/dev/shm");
+  const size_t descriptors = entries("/proc/self/fd", "");
+  const size_t shared = entries("/dev/shm", "ringfold");
   for (const Kind& kind : process_kinds()) {
     CAPTURE(kind.name);
     for (const unsigned seed : {1u, 2u}) {
@@ -221,8 +275,8 @@ TEST_CASE("processes that sleep are woken, and leave nothing behind") {
       CHECK(pair.exit_status() == 0);
     }
   }
-  CHECK(entries("/proc/self/fd").size() == descriptors);
-  CHECK(entries("/dev/shm") == shared);
+  CHECK(entries("/proc/self/fd", "") == descriptors);
+  CHECK(entries("/dev/shm", "ringfold") == shared);
 }
 
 // A killed process is noticed within a second, by a sleeper, after all that it had sent.
@@ -297,7 +351,10 @@ TEST_CASE("processes: a profiler's signals do no harm") {
     Pair pair(kind, [&](Transport& end) {
       return profiled([&] { return ping_pong(end, 1, 5000, 3, false); });
     });
-    if (!pair.problem.empty()) continue;
+    if (!pair.problem.empty()) {
+      ringfold::test::skip(fmt::format("{}: {}", kind.name, pair.problem));
+      continue;
+    }
     CHECK(profiled([&] { return ping_pong(pair.end(), 0, 5000, 3, false); }) == "");
     CHECK(pair.exit_status() == 0);
     CHECK(ticks > 10);

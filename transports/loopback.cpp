@@ -1,129 +1,19 @@
-// Messages between ranks of one process: posted pointer meets sent pointer.
-//
-// Every endpoint has an inbox, which is all that threads share. A message is one heap object with
-// two owners, the sender and the receiver. Its state decides who may touch the sender's buffer:
-//
-//   sent ──────> copying ──> returned     the receiver copies at once
-//     │ └──────> lent ─────> returned     the receiver's user reads it, until give_back()
-//     └──> revoked                        the sender took it back before anybody looked
+// The endpoint of a rank: lib/engine/transport.h over an inbox.
 #include <fmt/core.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cassert>
-#include <charconv>
 #include <cstring>
 #include <random>
-#include <utility>
-#include <variant>
 
 #include "lib/engine/matcher.h"
+#include "transports/loopback_inbox.h"
 #include "transports/outcome.h"
 #include "transports/transports.h"
 
 namespace ringfold {
 namespace {
 
-struct Message {
-  enum class State : uint8_t { sent, copying, lent, revoked };
-
-  // Of the two owners, whoever lets go last frees it.
-  void release() {
-    if (owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
-  bool claim(State to) {
-    State from = State::sent;
-    return state.compare_exchange_strong(from, to, std::memory_order_acq_rel);
-  }
-
-  Peer from = -1, to = -1;
-  MessageId id;
-  const void* data = nullptr;
-  size_t bytes = 0;
-  std::atomic<State> state{State::sent};
-  std::atomic<int> owners{2};
-  // The sender's own.
-  Completion* completion = nullptr;
-  size_t place = 0;  // in its list of messages not returned yet
-  Status why;        // what to say when it comes back
-};
-
-struct Arrived {
-  Message* message;
-};
-struct Returned {
-  Message* message;
-};
-struct Lost {
-  Peer peer;
-};
-using Event = std::variant<Arrived, Returned, Lost>;
-
-}  // namespace
-
-// What other threads see of an endpoint.
-struct LoopbackInbox {
-  LoopbackInbox() : doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
-  ~LoopbackInbox() { close(doorbell); }
-
-  // False if nobody will ever look at it.
-  bool push(const Event& event) {
-    const std::lock_guard lock(mutex);
-    if (closed) return false;
-    events.push_back(event);
-    news.store(true, std::memory_order_release);
-    if (std::exchange(asleep, false)) eventfd_write(doorbell, 1);
-    return true;
-  }
-
-  std::mutex mutex;
-  std::deque<Event> events;
-  bool asleep = false, closed = false;
-  const int doorbell;
-  std::atomic<bool> news{false};  // a hint that spares a polling owner the lock
-  std::atomic<bool> dead{false}, mute{false}, corrupt{false};
-};
-
-std::shared_ptr<LoopbackInbox> LoopbackHub::join(Peer me) {
-  const std::lock_guard lock(mutex_);
-  assert(inboxes_.count(me) == 0);
-  return inboxes_[me] = std::make_shared<LoopbackInbox>();
-}
-
-std::shared_ptr<LoopbackInbox> LoopbackHub::find(Peer peer) {
-  const std::lock_guard lock(mutex_);
-  const auto found = inboxes_.find(peer);
-  return found == inboxes_.end() ? nullptr : found->second;
-}
-
-void LoopbackHub::tell_others(Peer gone) {
-  for (auto& [peer, inbox] : inboxes_)
-    if (peer != gone) inbox->push(Lost{gone});
-}
-
-void LoopbackHub::leave(Peer me) {
-  const std::lock_guard lock(mutex_);
-  inboxes_.erase(me);
-  tell_others(me);
-}
-
-void LoopbackHub::kill(Peer peer) {
-  const std::lock_guard lock(mutex_);
-  const auto found = inboxes_.find(peer);
-  if (found == inboxes_.end() || found->second->dead.exchange(true)) return;
-  tell_others(peer);
-}
-
-void LoopbackHub::mute(Peer peer) {
-  if (const auto inbox = find(peer)) inbox->mute = true;
-}
-
-void LoopbackHub::corrupt_next_fingerprint(Peer peer) {
-  if (const auto inbox = find(peer)) inbox->corrupt = true;
-}
-
-namespace {
+using namespace loopback;
 
 class Loopback final : public Transport {
  public:

@@ -86,6 +86,7 @@ struct Neighbour {
   Mapping in;
   RingReader reader;
   Incoming current;
+  bool waited = false;  // the next message has had its chance to be asked for
   std::unordered_map<uint32_t, Asked> asked;
   std::array<Loan, kSlots> loans;
   uint32_t loaned = 0;
@@ -138,6 +139,7 @@ class Shm final : public Transport {
   void ring(Neighbour& n);
   // in
   bool take(Neighbour& n);
+  bool waits(Neighbour& n, const Record& record);
   void handle(Neighbour& n, const Record& record, const uint8_t* bytes);
   void begin(Neighbour& n, const Record& record);
   void begin_answer(Neighbour& n, const Record& record);

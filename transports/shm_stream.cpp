@@ -109,6 +109,7 @@ void Shm::distrust(Neighbour& n, std::string_view why) {
   n.fault = {Code::peer_lost, fmt::format("rank {} broke the shared segment: {}", n.peer, why)};
 }
 
+// True if there may be more.
 bool Shm::take(Neighbour& n) {
   if (n.in.get() == nullptr || !n.lost.ok() || n.broken) return false;
   int taken = 0;
@@ -117,12 +118,20 @@ bool Shm::take(Neighbour& n) {
     const uint8_t* bytes = nullptr;
     const RingReader::Look look = n.reader.look(&record, &bytes);
     if (look == RingReader::Look::broken) distrust(n, "impossible record");
-    if (look != RingReader::Look::record) break;
+    if (look != RingReader::Look::record || waits(n, record)) break;
     handle(n, record, bytes);
     if (n.broken) break;
   }
   if (n.reader.release()) ring(n);
-  return taken != 0;
+  return taken != 0 || n.waited;
+}
+
+// A large message that nobody asked for yet waits for one turn: whoever was just called back is
+// likely to ask for it, which spares a copy to the heap.
+bool Shm::waits(Neighbour& n, const Record& record) {
+  const bool large = record.kind == Kind::message && record.slot != kNoSlot;
+  n.waited = large && !n.waited && !matcher_.has_posted(n.peer, record.id);
+  return n.waited;
 }
 
 void Shm::handle(Neighbour& n, const Record& record, const uint8_t* bytes) {

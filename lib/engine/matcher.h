@@ -146,6 +146,9 @@ class Matcher {
   [[nodiscard]] bool has_early(Peer peer, const MessageId& id) {
     return early_.find(Key{peer, id.comm, id.seq, id.index}) != nullptr;
   }
+  [[nodiscard]] bool has_posted(Peer peer, const MessageId& id) {
+    return posted_.find(Key{peer, id.comm, id.seq, id.index}) != nullptr;
+  }
   [[nodiscard]] size_t posted() const { return posted_.size(); }
   [[nodiscard]] size_t early() const { return early_.size(); }
 
