@@ -156,6 +156,11 @@ TEST_CASE("news just before arm() and just after it are both seen") {
   CAPTURE(kind.name, after);
   World world(kind, 2);
   if (!world.here()) return;
+  Request first, heard;  // connects: later the sender need not move for its message to go
+  world.ends[0]->send(1, {kComm, 5, 0, kPrint}, {}, &first);
+  world.ends[1]->recv(0, {kComm, 5, 0, kPrint}, {}, false, &heard);
+  REQUIRE(world.until([&] { return first.ended() && heard.ended(); }));
+  world.settle();
   for (uint32_t i = 0; i < 5; ++i) {
     Bytes data = pattern(100), got(100);
     Request send, recv;
