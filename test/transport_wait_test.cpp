@@ -156,6 +156,11 @@ TEST_CASE("news just before arm() and just after it are both seen") {
   CAPTURE(kind.name, after);
   World world(kind, 2);
   if (!world.here()) return;
+  Request first, heard;  // connects: later the sender need not move for its message to go
+  world.ends[0]->send(1, {kComm, 5, 0, kPrint}, {}, &first);
+  world.ends[1]->recv(0, {kComm, 5, 0, kPrint}, {}, false, &heard);
+  REQUIRE(world.until([&] { return first.ended() && heard.ended(); }));
+  world.settle();
   for (uint32_t i = 0; i < 5; ++i) {
     Bytes data = pattern(100), got(100);
     Request send, recv;
@@ -211,9 +216,13 @@ TEST_CASE("threads that sleep are woken, thousands of times") {
   if (!world.here()) return;
   std::string wrong[2];
   std::vector<std::thread> threads;
+  std::atomic<int> running{2};
   for (int rank : {0, 1})
-    threads.emplace_back(
-        [&, rank] { wrong[rank] = ping_pong(*world.ends[rank], rank, 1500, seed, seed == 2); });
+    threads.emplace_back([&, rank] {
+      wrong[rank] = ping_pong(*world.ends[rank], rank, 1500, seed, seed == 2);
+      // The other may still ask whether everything has arrived.
+      for (running--; running != 0; std::this_thread::yield()) world.progress(rank);
+    });
   for (std::thread& thread : threads) thread.join();
   CHECK(wrong[0] == "");
   CHECK(wrong[1] == "");

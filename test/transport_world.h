@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lib/base/base.h"
@@ -81,6 +82,12 @@ struct Note {
 // All ranks, driven by the test's own thread.
 struct World {
   World(const Kind& kind, int size);
+  // All at once, for whoever leaves may wait for an answer of those that stay.
+  ~World() {
+    std::vector<std::thread> leaving;
+    for (auto& end : ends) leaving.emplace_back([&end] { end.reset(); });
+    for (std::thread& thread : leaving) thread.join();
+  }
   [[nodiscard]] bool here() const { return !ends.empty(); }  // false: skipped
   bool progress(int rank) {
     may_call_back = true;

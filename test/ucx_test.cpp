@@ -111,9 +111,11 @@ struct Pair {
     }
     ok = true;
   }
-  // Driven by one thread, neither could answer while the other leaves.
+  // Both at once, for whoever leaves waits for an answer of the other.
   ~Pair() {
-    if (ends[0] && ends[1]) until([&] { return ends[0]->flushed() && ends[1]->flushed(); }, 1s);
+    std::thread other([&] { ends[1].reset(); });
+    ends[0].reset();
+    other.join();
   }
   template <class Until>
   bool until(Until done, Nanoseconds limit = 5s) {
