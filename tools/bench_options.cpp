@@ -189,7 +189,7 @@ void add_environment(CLI::App& bench, BenchOptions& o) {
       ->check(CLI::IsMember({"host", "cuda"}))
       ->default_str("host");
   bench.add_option("--transport", o.transport, "loopback: the ranks are threads of one process")
-      ->check(CLI::IsMember({"auto", "region", "shm", "ucx", "loopback"}))
+      ->check(CLI::IsMember({"auto", "shm", "ucx", "loopback"}))
       ->default_str("auto");
   bench
       .add_option_function<std::string>(

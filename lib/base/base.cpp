@@ -53,7 +53,7 @@ constexpr std::array kSettings = {
     Setting{"RINGFOLD_TIMEOUT", "seconds", "10m", false,
             "Deadline of start-up and of every operation (30, 1.5, 500ms, 2m)."},
     Setting{"RINGFOLD_TRANSPORTS", "list", "all", true,
-            "Transports that may be used, comma-separated: region, shm, ucx, loopback."},
+            "Transports that may be used, comma-separated: loopback, shm, ucx."},
     Setting{"RINGFOLD_ALGORITHM", kAlgorithmWords, "auto", true,
             "Algorithm of every collective that offers it; auto asks the cost model."},
     Setting{"RINGFOLD_PIECE", "size", "the cost model's choice", true,
@@ -66,12 +66,11 @@ constexpr std::array kSettings = {
     Setting{"RINGFOLD_LOG", "off|error|warn|info|debug", "off", false,
             "Which log lines go to stderr."},
     Setting{"RINGFOLD_TRACE", "text", "none", false,
-            "File for a Chrome trace of the operations; %r becomes the rank."},
+            "Not offered yet: file for a Chrome trace of the operations."},
     Setting{"RINGFOLD_MACHINE", "text", "built-in figures", false,
-            "JSON file of measured costs, as printed by ringfold doctor --measure; rank 0's "
-            "counts."},
+            "Not offered yet: JSON file of measured costs."},
     Setting{"RINGFOLD_NUMERICS", "exact|nccl", "exact", true,
-            "How averages round: once at the end, or as NCCL does."},
+            "How averages round; nccl is not offered yet."},
 };
 
 Status unusable(std::string_view name, std::string_view value, std::string_view accepted) {
