@@ -32,8 +32,8 @@ struct Row {
   int iterations = 0;
   std::string algorithm, transport;
   uint64_t chunk_bytes = 0, piece_bytes = 0;
-  uint64_t bytes_sent = 0;   // per rank and call, the rank that sent most, counted where they leave
-  uint64_t bytes_model = 0;  // the same, as the model says it
+  uint64_t bytes_sent = 0;  // per rank and call, the rank that sent most, counted by the transports
+  uint64_t bytes_model = 0;   // the same, as the model says it
   uint64_t hub_received = 0;  // baselines: through the hub's one link
   double model_us = 0;
   std::optional<Timing> out_of_place, in_place;
