@@ -4,11 +4,13 @@
 #include <array>
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <numeric>
 #include <thread>
 #include <vector>
 
 #include "ringfold/communicator.h"
+#include "test/cases.h"
 #include "test/processes.h"
 #include "test/skip.h"
 
@@ -203,5 +205,51 @@ TEST_CASE("a rank that leaves although it is needed is an error soon after") {
           RANK_CHECK(status.message().find("rank 1") != std::string::npos);
           RANK_CHECK(std::chrono::steady_clock::now() - start < 4s);
           return 0;
+        }) == "");
+}
+
+TEST_CASE("a communicator ends at once, whatever others of the same ranks still do") {
+  CHECK(run_ranks(2, 60s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          int64_t x = 1;
+          Work slow;
+          {
+            auto other = comm->split(0, 0);
+            if (!rank_ok(other.status())) return 1;
+            if (where.rank == 1) std::this_thread::sleep_for(1s);
+            slow = comm->all_reduce(&x, &x, 1, DType::i64, Op::sum);
+            const auto start = std::chrono::steady_clock::now();
+            *other = Communicator();
+            RANK_CHECK(std::chrono::steady_clock::now() - start < 500ms);
+          }
+          rank_ok(slow.wait());
+          RANK_CHECK(x == 2);
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("what the transports count is what the model says: 2(N-1)/N of the bytes") {
+  const std::string transport = GENERATE("shm", "ucx");
+  const int n = GENERATE(2, 3, 4, 5);
+  CHECK(on_transport(n, transport, forced(Algorithm::ring), [](Communicator& comm) {
+          const auto ranks = static_cast<size_t>(comm.size());
+          for (const size_t count : {size_t{1}, size_t{1000}, size_t{16 * 60}, size_t{1} << 20}) {
+            std::vector<float> x(count, 1.0F);
+            const uint64_t before = comm.bytes_sent();
+            Work work = comm.all_reduce(x.data(), x.data(), count, DType::f32, Op::sum);
+            rank_ok(work.wait());
+            const Report report = work.report();
+            const uint64_t sent = comm.bytes_sent() - before;
+            RANK_CHECK(sent == report.bytes_sent);
+            RANK_CHECK(sent == report.bytes_model);
+            RANK_CHECK(report.bus_factor ==
+                       2.0 * static_cast<double>(ranks - 1) / static_cast<double>(ranks));
+            // Chunks are whole cache lines: at most one more than 1/N of the data each.
+            const double ideal = report.bus_factor * static_cast<double>(count * sizeof(float));
+            const double rounding = 2.0 * static_cast<double>(ranks - 1) * 64;
+            RANK_CHECK(std::abs(static_cast<double>(sent) - ideal) <= rounding);
+            if (count % (16 * ranks) == 0) RANK_CHECK(static_cast<double>(sent) == ideal);
+          }
         }) == "");
 }

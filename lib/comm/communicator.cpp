@@ -80,7 +80,7 @@ Communicator::Impl::~Impl() {
   auto last = [world = std::move(world_), pending = pending_]() mutable {
     const std::atomic<bool> never{false};
     Clock& clock = steady_clock();
-    while (pending->count.load() != 0 || world->engine().busy())
+    while (pending->count.load() != 0)
       if (!world->thread().help(never, clock.now() + std::chrono::milliseconds(1)))
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     world.reset();
