@@ -15,9 +15,11 @@ constexpr Nanoseconds kAtOnce = std::chrono::microseconds(20);
 thread_local int callback_depth = 0;
 thread_local bool waits_at_once = false;
 
-void call(const std::function<void(const Status&)>& f, const Status& status) {
+// What `f` owns ends as part of the callback: it may be the last handle of the communicator.
+void call(std::function<void(const Status&)> f, const Status& status) {
   ++callback_depth;
   f(status);
+  f = nullptr;
   --callback_depth;
 }
 
@@ -54,7 +56,7 @@ void Work::State::complete(const Status& why) {
     done.store(true, std::memory_order_release);
     finished.notify_all();
   }
-  for (const auto& f : call_now) call(f, why);
+  for (auto& f : call_now) call(std::move(f), why);
 }
 
 Status Work::State::wait(Nanoseconds timeout) {
@@ -90,7 +92,7 @@ void Work::State::then(std::function<void(const Status&)> f) {
       return;
     }
   }
-  call(f, status);
+  call(std::move(f), status);
 }
 
 UserOperation::~UserOperation() {
@@ -134,7 +136,7 @@ void Work::then(std::function<void(const Status&)> f) {
   if (state_)
     state_->then(std::move(f));
   else
-    call(f, Status());
+    call(std::move(f), Status());
 }
 
 Report Work::report() const {
