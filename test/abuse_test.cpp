@@ -26,3 +26,24 @@ TEST_CASE("the last handle of a communicator may live in a callback") {
           return 0;
         }) == "");
 }
+
+TEST_CASE("a communicator ends although another one still has something open") {
+  CHECK(run_ranks(2, 20s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          auto part = comm->split(0, 0);
+          if (!rank_ok(part.status())) return 1;
+          int sent = 7, got = 0;
+          if (where.rank == 1) {  // answers only after rank 0 has given `part` up
+            rank_ok(comm->recv(&got, 1, DType::i32, 0).wait(10s));
+            rank_ok(comm->send(&got, 1, DType::i32, 0).wait(10s));
+            return 0;
+          }
+          Work answer = comm->recv(&got, 1, DType::i32, 1);
+          *part = Communicator();
+          rank_ok(comm->send(&sent, 1, DType::i32, 1).wait(10s));
+          rank_ok(answer.wait(10s));
+          RANK_CHECK(got == 7);
+          return 0;
+        }) == "");
+}

@@ -72,7 +72,8 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
   world_->engine().open(channel_);
 }
 
-// Waits for the last operation, so that no buffer is touched afterwards.
+// Waits for its own last operation, so that no buffer is touched afterwards; not for those of other
+// communicators, which may well wait for what their owner does next.
 Communicator::Impl::~Impl() {
   fail_self_messages(Status(Code::aborted, "the communicator was destroyed"));
   if (!world_ || !world_->usable()) return;
@@ -80,7 +81,7 @@ Communicator::Impl::~Impl() {
   auto last = [world = std::move(world_), pending = pending_]() mutable {
     const std::atomic<bool> never{false};
     Clock& clock = steady_clock();
-    while (pending->count.load() != 0 || world->engine().busy())
+    while (pending->count.load() != 0)
       if (!world->thread().help(never, clock.now() + std::chrono::milliseconds(1)))
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     world.reset();
