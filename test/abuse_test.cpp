@@ -47,3 +47,24 @@ TEST_CASE("a communicator ends although another one still has something open") {
           return 0;
         }) == "");
 }
+
+TEST_CASE("a communicator may be given up before the group that holds its calls is submitted") {
+  const int n = GENERATE(1, 2);
+  CHECK(run_ranks(n, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::vector<float> x(1000, 1), y(1000), mine(10, 5), copy(10);
+          Group group;
+          Work sum = comm->all_reduce(x.data(), y.data(), x.size(), DType::f32, Op::sum);
+          comm->send(mine.data(), mine.size(), DType::f32, where.rank);
+          Work self = comm->recv(copy.data(), copy.size(), DType::f32, where.rank);
+          *comm = Communicator();
+          Work all = group.submit();
+          RANK_CHECK(all.done());
+          // Between ranks it ends as any communicator that is given up too early.
+          RANK_CHECK(sum.wait().code() == (where.size == 1 ? Code::ok : Code::aborted));
+          rank_ok(self.wait());
+          RANK_CHECK(copy == mine);
+          return 0;
+        }) == "");
+}

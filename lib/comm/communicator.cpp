@@ -147,7 +147,7 @@ Work Communicator::Impl::collective(const Call& call) {
   state->report.predicted_seconds = chosen->seconds;
   state->started = steady_clock().now();
   if (!world_) {
-    run_or_group(state, [this, state, call] { run_alone(*state, call); });
+    run_or_group(shared_from_this(), state, [this, state, call] { run_alone(*state, call); });
     return Work(std::move(state));
   }
   auto operation = std::make_unique<UserOperation>(state, pending_);
@@ -159,7 +159,7 @@ Work Communicator::Impl::collective(const Call& call) {
       std::make_unique<HostCompute>(chosen->schedule, rank_, call.send, call.recv, call.type,
                                     call.reduction, operation->what.piece, world_->slots());
   operation->deadline = deadline();
-  start_or_group(*world_, std::move(operation));
+  start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
 }
 
@@ -208,7 +208,7 @@ Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType t
       chosen->schedule, operation->position, sends ? buffer : nullptr, sends ? nullptr : buffer,
       type, Reduction(), operation->what.piece, world_->slots());
   operation->deadline = deadline();
-  start_or_group(*world_, std::move(operation));
+  start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/comm/communicator_impl.h"
+
 namespace ringfold {
 namespace {
 
@@ -25,7 +27,7 @@ void call(std::function<void(const Status&)> f, const Status& status) {
 
 // One call that a group holds back: an operation of an engine, or a function.
 struct Held {
-  World* world = nullptr;
+  std::shared_ptr<Communicator::Impl> communicator;  // first: it waits for the end of the operation
   std::unique_ptr<UserOperation> operation;
   std::shared_ptr<Work::State> state;
   std::function<void()> run;
@@ -159,21 +161,23 @@ Report Work::report() const {
 
 // ---- groups -----------------------------------------------------------------------------------
 
-void start_or_group(World& world, std::unique_ptr<UserOperation> operation) {
+void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
+                    std::unique_ptr<UserOperation> operation) {
   if (group.depth == 0) {
     EngineThread::caller_waits(std::exchange(waits_at_once, false));
-    world.engine().submit(std::move(operation));
+    communicator->world()->engine().submit(std::move(operation));
     EngineThread::caller_waits(false);
     return;
   }
-  group.held.push_back({&world, std::move(operation), nullptr, nullptr});
+  group.held.push_back({std::move(communicator), std::move(operation), nullptr, nullptr});
 }
 
-void run_or_group(std::shared_ptr<Work::State> state, std::function<void()> run) {
+void run_or_group(std::shared_ptr<Communicator::Impl> communicator,
+                  std::shared_ptr<Work::State> state, std::function<void()> run) {
   if (group.depth == 0)
     run();
   else
-    group.held.push_back({nullptr, nullptr, std::move(state), std::move(run)});
+    group.held.push_back({std::move(communicator), nullptr, std::move(state), std::move(run)});
 }
 
 Group::Group() {
@@ -223,10 +227,11 @@ Work Group::submit() {
       h.run();
       continue;
     }
+    World* const world = h.communicator->world();
     all->world = h.operation->state()->world;
-    auto known = std::ranges::find(worlds, h.world, [](const auto& entry) { return entry.first; });
+    auto known = std::ranges::find(worlds, world, [](const auto& entry) { return entry.first; });
     if (known == worlds.end())
-      known = worlds.emplace(worlds.end(), h.world, std::vector<std::unique_ptr<Operation>>());
+      known = worlds.emplace(worlds.end(), world, std::vector<std::unique_ptr<Operation>>());
     known->second.push_back(std::move(h.operation));
   }
   for (auto& [world, operations] : worlds) world->engine().submit(std::move(operations));
