@@ -68,3 +68,36 @@ TEST_CASE("a communicator may be given up before the group that holds its calls 
           return 0;
         }) == "");
 }
+
+TEST_CASE(
+    "an inner group that is dropped starts nothing, one that is submitted is done at the end") {
+  CHECK(run_ranks(2, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::vector<int> a(100, 1), b(100, 1), c(100, 1);
+          const auto sum = [&](std::vector<int>& x) {
+            return comm->all_reduce(x.data(), x.data(), x.size(), DType::i32, Op::sum);
+          };
+          Group outer;
+          Work first = sum(a), dropped, last, inner_done;
+          {
+            Group inner;
+            dropped = sum(b);
+          }
+          {
+            Group inner;
+            last = sum(c);
+            inner_done = inner.submit();
+          }
+          RANK_CHECK(dropped.wait(0s).code() == Code::aborted);
+          RANK_CHECK(!inner_done.done());
+          rank_ok(outer.submit().wait(5s));
+          rank_ok(first.wait(5s));
+          rank_ok(last.wait(5s));
+          rank_ok(inner_done.wait(5s));
+          RANK_CHECK(a == std::vector<int>(100, 2));
+          RANK_CHECK(b == std::vector<int>(100, 1));
+          RANK_CHECK(c == std::vector<int>(100, 2));
+          return 0;
+        }) == "");
+}
