@@ -150,13 +150,16 @@ class Communicator {
 class Group {
  public:
   Group();
-  ~Group();  // without submit(): nothing was started, and the Works of the group are `aborted`
+  // Without submit(): nothing of it was started, inner groups included, and its Works are
+  // `aborted`.
+  ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
   Work submit();  // done when all are done; the first error of them
 
  private:
   bool open_ = true;
+  size_t first_;  // of the calls that the open groups of this thread hold: where this one's begin
 };
 
 }  // namespace ringfold

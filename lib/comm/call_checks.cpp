@@ -124,7 +124,7 @@ Work Communicator::Impl::self_message(bool sends, void* buffer, size_t count, DT
   auto state = std::make_shared<Work::State>();
   state->report.transport = "self";
   const SelfMessage message{sends, buffer, count, type, state};
-  run_or_group(state, [this, message] { meet_self(message); });
+  run_or_group(shared_from_this(), state, [this, message] { meet_self(message); });
   return Work(std::move(state));
 }
 

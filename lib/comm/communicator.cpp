@@ -72,7 +72,8 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
   world_->engine().open(channel_);
 }
 
-// Waits for the last operation, so that no buffer is touched afterwards.
+// Waits for its own last operation, so that no buffer is touched afterwards; not for those of other
+// communicators, which may well wait for what their owner does next.
 Communicator::Impl::~Impl() {
   fail_self_messages(Status(Code::aborted, "the communicator was destroyed"));
   if (!world_ || !world_->usable()) return;
@@ -146,7 +147,7 @@ Work Communicator::Impl::collective(const Call& call) {
   state->report.predicted_seconds = chosen->seconds;
   state->started = steady_clock().now();
   if (!world_) {
-    run_or_group(state, [this, state, call] { run_alone(*state, call); });
+    run_or_group(shared_from_this(), state, [this, state, call] { run_alone(*state, call); });
     return Work(std::move(state));
   }
   auto operation = std::make_unique<UserOperation>(state, pending_);
@@ -158,7 +159,7 @@ Work Communicator::Impl::collective(const Call& call) {
       std::make_unique<HostCompute>(chosen->schedule, rank_, call.send, call.recv, call.type,
                                     call.reduction, operation->what.piece, world_->slots());
   operation->deadline = deadline();
-  start_or_group(*world_, std::move(operation));
+  start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
 }
 
@@ -207,7 +208,7 @@ Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType t
       chosen->schedule, operation->position, sends ? buffer : nullptr, sends ? nullptr : buffer,
       type, Reduction(), operation->what.piece, world_->slots());
   operation->deadline = deadline();
-  start_or_group(*world_, std::move(operation));
+  start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
 }
 

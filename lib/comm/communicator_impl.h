@@ -27,7 +27,7 @@ struct Call {
   int root = 0;
 };
 
-struct Communicator::Impl {
+struct Communicator::Impl : std::enable_shared_from_this<Impl> {
  public:
   explicit Impl(const Settled& settled);  // one rank
   Impl(const Settled& settled, std::shared_ptr<World> world, uint32_t id, std::vector<Peer> peers,

@@ -1,7 +1,11 @@
 #include "lib/comm/work.h"
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 #include <utility>
+
+#include "lib/comm/communicator_impl.h"
 
 namespace ringfold {
 namespace {
@@ -15,15 +19,17 @@ constexpr Nanoseconds kAtOnce = std::chrono::microseconds(20);
 thread_local int callback_depth = 0;
 thread_local bool waits_at_once = false;
 
-void call(const std::function<void(const Status&)>& f, const Status& status) {
+// What `f` owns ends as part of the callback: it may be the last handle of the communicator.
+void call(std::function<void(const Status&)> f, const Status& status) {
   ++callback_depth;
   f(status);
+  f = nullptr;
   --callback_depth;
 }
 
 // One call that a group holds back: an operation of an engine, or a function.
 struct Held {
-  World* world = nullptr;
+  std::shared_ptr<Communicator::Impl> communicator;  // first: it waits for the end of the operation
   std::unique_ptr<UserOperation> operation;
   std::shared_ptr<Work::State> state;
   std::function<void()> run;
@@ -54,7 +60,7 @@ void Work::State::complete(const Status& why) {
     done.store(true, std::memory_order_release);
     finished.notify_all();
   }
-  for (const auto& f : call_now) call(f, why);
+  for (auto& f : call_now) call(std::move(f), why);
 }
 
 Status Work::State::wait(Nanoseconds timeout) {
@@ -90,7 +96,7 @@ void Work::State::then(std::function<void(const Status&)> f) {
       return;
     }
   }
-  call(f, status);
+  call(std::move(f), status);
 }
 
 UserOperation::~UserOperation() {
@@ -134,7 +140,7 @@ void Work::then(std::function<void(const Status&)> f) {
   if (state_)
     state_->then(std::move(f));
   else
-    call(f, Status());
+    call(std::move(f), Status());
 }
 
 Report Work::report() const {
@@ -157,32 +163,86 @@ Report Work::report() const {
 
 // ---- groups -----------------------------------------------------------------------------------
 
-void start_or_group(World& world, std::unique_ptr<UserOperation> operation) {
+void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
+                    std::unique_ptr<UserOperation> operation) {
   if (group.depth == 0) {
     EngineThread::caller_waits(std::exchange(waits_at_once, false));
-    world.engine().submit(std::move(operation));
+    communicator->world()->engine().submit(std::move(operation));
     EngineThread::caller_waits(false);
     return;
   }
-  group.held.push_back({&world, std::move(operation), nullptr, nullptr});
+  group.held.push_back({std::move(communicator), std::move(operation), nullptr, nullptr});
 }
 
-void run_or_group(std::shared_ptr<Work::State> state, std::function<void()> run) {
+void run_or_group(std::shared_ptr<Communicator::Impl> communicator,
+                  std::shared_ptr<Work::State> state, std::function<void()> run) {
   if (group.depth == 0)
     run();
   else
-    group.held.push_back({nullptr, nullptr, std::move(state), std::move(run)});
+    group.held.push_back({std::move(communicator), nullptr, std::move(state), std::move(run)});
 }
 
-Group::Group() {
+namespace {
+
+// Done when all of them are, with the first error.
+Work done_with(std::span<const Held> calls) {
+  struct Counter {
+    std::mutex lock;
+    size_t left = 0;
+    Status first;
+  };
+  auto all = std::make_shared<Work::State>();
+  auto counter = std::make_shared<Counter>();
+  counter->left = calls.size() + 1;
+  const auto one_done = [all, counter](const Status& status) {
+    bool last = false;
+    {
+      const std::lock_guard guard(counter->lock);
+      if (!status.ok() && counter->first.ok()) counter->first = status;
+      last = --counter->left == 0;
+    }
+    if (last) all->complete(counter->first);
+  };
+  for (const Held& call : calls) {
+    if (call.operation) all->world = call.operation->state()->world;
+    (call.operation ? call.operation->state() : call.state)->then(one_done);
+  }
+  one_done(Status());
+  return Work(std::move(all));
+}
+
+// Starts what this thread holds back: all of one world at once.
+void start_held() {
+  std::vector<Held> held;
+  held.swap(group.held);
+  std::vector<std::pair<World*, std::vector<std::unique_ptr<Operation>>>> worlds;
+  for (Held& call : held) {
+    if (!call.operation) {
+      call.run();
+      continue;
+    }
+    World* const world = call.communicator->world();
+    auto known = std::ranges::find(worlds, world, [](const auto& entry) { return entry.first; });
+    if (known == worlds.end())
+      known = worlds.emplace(worlds.end(), world, std::vector<std::unique_ptr<Operation>>());
+    known->second.push_back(std::move(call.operation));
+  }
+  for (auto& [world, operations] : worlds) world->engine().submit(std::move(operations));
+}
+
+}  // namespace
+
+Group::Group() : first_(group.held.size()) {
   ++group.depth;
 }
 
 Group::~Group() {
   if (!open_) return;
-  if (--group.depth != 0) return;
+  --group.depth;
   std::vector<Held> dropped;
-  dropped.swap(group.held);
+  const auto first = group.held.begin() + static_cast<ptrdiff_t>(first_);
+  std::move(first, group.held.end(), std::back_inserter(dropped));
+  group.held.erase(first, group.held.end());
   const Status why(Code::aborted, "the group was dropped without submit(): nothing was started");
   for (Held& held : dropped)
     if (held.operation)
@@ -194,42 +254,9 @@ Group::~Group() {
 Work Group::submit() {
   if (!open_) return Work(Status(Code::invalid_argument, "this group was submitted already"));
   open_ = false;
-  if (--group.depth != 0) return {};  // the outermost group starts everything
-  std::vector<Held> held;
-  held.swap(group.held);
-  auto all = std::make_shared<Work::State>();
-  struct Counter {
-    std::mutex lock;
-    size_t left = 0;
-    Status first;
-  };
-  auto counter = std::make_shared<Counter>();
-  counter->left = held.size() + 1;
-  const auto one_done = [all, counter](const Status& status) {
-    bool last = false;
-    {
-      const std::lock_guard guard(counter->lock);
-      if (!status.ok() && counter->first.ok()) counter->first = status;
-      last = --counter->left == 0;
-    }
-    if (last) all->complete(counter->first);
-  };
-  std::vector<std::pair<World*, std::vector<std::unique_ptr<Operation>>>> worlds;
-  for (Held& h : held) {
-    (h.operation ? h.operation->state() : h.state)->then(one_done);
-    if (!h.operation) {
-      h.run();
-      continue;
-    }
-    all->world = h.operation->state()->world;
-    auto known = std::ranges::find(worlds, h.world, [](const auto& entry) { return entry.first; });
-    if (known == worlds.end())
-      known = worlds.emplace(worlds.end(), h.world, std::vector<std::unique_ptr<Operation>>());
-    known->second.push_back(std::move(h.operation));
-  }
-  for (auto& [world, operations] : worlds) world->engine().submit(std::move(operations));
-  one_done(Status());
-  return Work(std::move(all));
+  Work all = done_with(std::span(group.held).subspan(first_));
+  if (--group.depth == 0) start_held();
+  return all;
 }
 
 }  // namespace ringfold

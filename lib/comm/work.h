@@ -56,10 +56,13 @@ class UserOperation final : public Operation {
   std::shared_ptr<Pending> pending_;
 };
 
-// Hands an operation to its engine, or to the group that this thread has open.
-void start_or_group(World& world, std::unique_ptr<UserOperation> operation);
+// Hands an operation to its engine, or to the group that this thread has open; a group keeps the
+// communicator until it is over.
+void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
+                    std::unique_ptr<UserOperation> operation);
 // The same for what needs no engine (one rank): runs now, or when the group is submitted.
-void run_or_group(std::shared_ptr<Work::State> state, std::function<void()> run);
+void run_or_group(std::shared_ptr<Communicator::Impl> communicator,
+                  std::shared_ptr<Work::State> state, std::function<void()> run);
 // True while this thread runs a callback of Work::then: it must not wait for anything.
 [[nodiscard]] bool in_callback();
 

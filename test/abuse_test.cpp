@@ -1,0 +1,103 @@
+// What a communicator must take from a careless caller: handles given up at awkward moments, calls
+// that cannot be, ranks that do not fit together.
+#include <fmt/core.h>
+
+#include <catch2/catch.hpp>
+#include <thread>
+#include <vector>
+
+#include "ringfold/average.h"
+#include "ringfold/communicator.h"
+#include "test/processes.h"
+
+using namespace ringfold;
+using namespace ringfold::test;
+using namespace std::chrono_literals;
+
+TEST_CASE("the last handle of a communicator may live in a callback") {
+  CHECK(run_ranks(2, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::vector<float> x(1000, 1);
+          Work work = comm->all_reduce(x.data(), x.data(), x.size(), DType::f32, Op::sum);
+          work.then([last = *comm](const Status& status) { rank_ok(status); });
+          *comm = Communicator();
+          rank_ok(work.wait(5s));
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("a communicator ends although another one still has something open") {
+  CHECK(run_ranks(2, 20s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          auto part = comm->split(0, 0);
+          if (!rank_ok(part.status())) return 1;
+          int sent = 7, got = 0;
+          if (where.rank == 1) {  // answers only after rank 0 has given `part` up
+            rank_ok(comm->recv(&got, 1, DType::i32, 0).wait(10s));
+            rank_ok(comm->send(&got, 1, DType::i32, 0).wait(10s));
+            return 0;
+          }
+          Work answer = comm->recv(&got, 1, DType::i32, 1);
+          *part = Communicator();
+          rank_ok(comm->send(&sent, 1, DType::i32, 1).wait(10s));
+          rank_ok(answer.wait(10s));
+          RANK_CHECK(got == 7);
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("a communicator may be given up before the group that holds its calls is submitted") {
+  const int n = GENERATE(1, 2);
+  CHECK(run_ranks(n, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::vector<float> x(1000, 1), y(1000), mine(10, 5), copy(10);
+          Group group;
+          Work sum = comm->all_reduce(x.data(), y.data(), x.size(), DType::f32, Op::sum);
+          comm->send(mine.data(), mine.size(), DType::f32, where.rank);
+          Work self = comm->recv(copy.data(), copy.size(), DType::f32, where.rank);
+          *comm = Communicator();
+          Work all = group.submit();
+          RANK_CHECK(all.done());
+          // Between ranks it ends as any communicator that is given up too early.
+          RANK_CHECK(sum.wait().code() == (where.size == 1 ? Code::ok : Code::aborted));
+          rank_ok(self.wait());
+          RANK_CHECK(copy == mine);
+          return 0;
+        }) == "");
+}
+
+TEST_CASE(
+    "an inner group that is dropped starts nothing, one that is submitted is done at the end") {
+  CHECK(run_ranks(2, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::vector<int> a(100, 1), b(100, 1), c(100, 1);
+          const auto sum = [&](std::vector<int>& x) {
+            return comm->all_reduce(x.data(), x.data(), x.size(), DType::i32, Op::sum);
+          };
+          Group outer;
+          Work first = sum(a), dropped, last, inner_done;
+          {
+            Group inner;
+            dropped = sum(b);
+          }
+          {
+            Group inner;
+            last = sum(c);
+            inner_done = inner.submit();
+          }
+          RANK_CHECK(dropped.wait(0s).code() == Code::aborted);
+          RANK_CHECK(!inner_done.done());
+          rank_ok(outer.submit().wait(5s));
+          rank_ok(first.wait(5s));
+          rank_ok(last.wait(5s));
+          rank_ok(inner_done.wait(5s));
+          RANK_CHECK(a == std::vector<int>(100, 2));
+          RANK_CHECK(b == std::vector<int>(100, 1));
+          RANK_CHECK(c == std::vector<int>(100, 2));
+          return 0;
+        }) == "");
+}
