@@ -2,6 +2,7 @@
 // that cannot be, ranks that do not fit together.
 #include <fmt/core.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <thread>
 #include <vector>
@@ -98,6 +99,38 @@ TEST_CASE(
           RANK_CHECK(a == std::vector<int>(100, 2));
           RANK_CHECK(b == std::vector<int>(100, 1));
           RANK_CHECK(c == std::vector<int>(100, 2));
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("messages and gradients that cannot be are refused") {
+  CHECK(run_ranks(2, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::array<double, 8> x{};
+          for (const int partner : {0, 1}) {
+            for (const int type : {12, 77, 255}) {
+              const auto unknown = static_cast<DType>(type);
+              RANK_CHECK(comm->send(x.data(), 8, unknown, partner).wait(1s).code() ==
+                         Code::invalid_argument);
+              RANK_CHECK(comm->recv(x.data(), 8, unknown, partner).wait(1s).code() ==
+                         Code::invalid_argument);
+            }
+            for (const size_t count : {SIZE_MAX, SIZE_MAX / 8 + 1, SIZE_MAX / 2}) {
+              RANK_CHECK(comm->send(x.data(), count, DType::f64, partner).wait(1s).code() ==
+                         Code::invalid_argument);
+              RANK_CHECK(comm->recv(x.data(), count, DType::f64, partner).wait(1s).code() ==
+                         Code::invalid_argument);
+            }
+          }
+          const Gradient null{nullptr, 100, DType::f32}, odd{x.data(), 8, static_cast<DType>(77)};
+          for (const Gradient& gradient : {null, odd}) {
+            RANK_CHECK(average_gradients(*comm, std::span(&gradient, 1)).code() ==
+                       Code::invalid_argument);
+            RANK_CHECK(average_gradients(*comm, std::span(&gradient, 1), where.rank).code() ==
+                       Code::invalid_argument);
+          }
+          rank_ok(comm->barrier().wait(5s));
           return 0;
         }) == "");
 }
