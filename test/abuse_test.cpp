@@ -134,3 +134,33 @@ TEST_CASE("messages and gradients that cannot be are refused") {
           return 0;
         }) == "");
 }
+
+TEST_CASE("threads may split different communicators at once") {
+  CHECK(run_ranks(3, 30s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::array<Communicator, 4> parents, parts;
+          for (Communicator& parent : parents) parent = *comm->split(0, 0);
+          for (int round = 0; round < 5; ++round) {
+            std::vector<std::thread> threads;
+            for (size_t i = 0; i < parents.size(); ++i)
+              threads.emplace_back([&, i] {
+                auto part = parents[i].split(0, 0);
+                if (rank_ok(part.status())) parts[i] = *part;
+              });
+            for (std::thread& thread : threads) thread.join();
+            std::array<std::vector<int>, 4> x;
+            std::array<Work, 4> works;
+            for (size_t i = 0; i < parts.size(); ++i) {
+              x[i].assign(1000 * (i + 1), static_cast<int>(i));
+              works[i] =
+                  parts[i].all_reduce(x[i].data(), x[i].data(), x[i].size(), DType::i32, Op::sum);
+            }
+            for (size_t i = 0; i < parts.size(); ++i) {
+              if (!rank_ok(works[i].wait(10s))) return 1;
+              RANK_CHECK(x[i] == std::vector<int>(x[i].size(), 3 * static_cast<int>(i)));
+            }
+          }
+          return 0;
+        }) == "");
+}
