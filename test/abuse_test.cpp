@@ -2,6 +2,7 @@
 // that cannot be, ranks that do not fit together.
 #include <fmt/core.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <thread>
 #include <vector>
@@ -98,6 +99,68 @@ TEST_CASE(
           RANK_CHECK(a == std::vector<int>(100, 2));
           RANK_CHECK(b == std::vector<int>(100, 1));
           RANK_CHECK(c == std::vector<int>(100, 2));
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("messages and gradients that cannot be are refused") {
+  CHECK(run_ranks(2, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::array<double, 8> x{};
+          for (const int partner : {0, 1}) {
+            for (const int type : {12, 77, 255}) {
+              const auto unknown = static_cast<DType>(type);
+              RANK_CHECK(comm->send(x.data(), 8, unknown, partner).wait(1s).code() ==
+                         Code::invalid_argument);
+              RANK_CHECK(comm->recv(x.data(), 8, unknown, partner).wait(1s).code() ==
+                         Code::invalid_argument);
+            }
+            for (const size_t count : {SIZE_MAX, SIZE_MAX / 8 + 1, SIZE_MAX / 2}) {
+              RANK_CHECK(comm->send(x.data(), count, DType::f64, partner).wait(1s).code() ==
+                         Code::invalid_argument);
+              RANK_CHECK(comm->recv(x.data(), count, DType::f64, partner).wait(1s).code() ==
+                         Code::invalid_argument);
+            }
+          }
+          const Gradient null{nullptr, 100, DType::f32}, odd{x.data(), 8, static_cast<DType>(77)};
+          for (const Gradient& gradient : {null, odd}) {
+            RANK_CHECK(average_gradients(*comm, std::span(&gradient, 1)).code() ==
+                       Code::invalid_argument);
+            RANK_CHECK(average_gradients(*comm, std::span(&gradient, 1), where.rank).code() ==
+                       Code::invalid_argument);
+          }
+          rank_ok(comm->barrier().wait(5s));
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("threads may split different communicators at once") {
+  CHECK(run_ranks(3, 30s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::array<Communicator, 4> parents, parts;
+          for (Communicator& parent : parents) parent = *comm->split(0, 0);
+          for (int round = 0; round < 5; ++round) {
+            std::vector<std::thread> threads;
+            for (size_t i = 0; i < parents.size(); ++i)
+              threads.emplace_back([&, i] {
+                auto part = parents[i].split(0, 0);
+                if (rank_ok(part.status())) parts[i] = *part;
+              });
+            for (std::thread& thread : threads) thread.join();
+            std::array<std::vector<int>, 4> x;
+            std::array<Work, 4> works;
+            for (size_t i = 0; i < parts.size(); ++i) {
+              x[i].assign(1000 * (i + 1), static_cast<int>(i));
+              works[i] =
+                  parts[i].all_reduce(x[i].data(), x[i].data(), x[i].size(), DType::i32, Op::sum);
+            }
+            for (size_t i = 0; i < parts.size(); ++i) {
+              if (!rank_ok(works[i].wait(10s))) return 1;
+              RANK_CHECK(x[i] == std::vector<int>(x[i].size(), 3 * static_cast<int>(i)));
+            }
+          }
           return 0;
         }) == "");
 }

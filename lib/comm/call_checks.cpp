@@ -19,6 +19,17 @@ Span span_of(const void* data, size_t bytes) {
   return {begin, begin + bytes};
 }
 
+Status check_elements(size_t count, DType type) {
+  if (static_cast<size_t>(type) >= kDTypes)
+    return {Code::invalid_argument,
+            fmt::format("element type {}: expected 0 to {}", static_cast<int>(type), kDTypes - 1)};
+  if (count > std::numeric_limits<ptrdiff_t>::max() / size_of(type))
+    return {
+        Code::invalid_argument,
+        fmt::format("{} elements of {} bytes are more than memory holds", count, size_of(type))};
+  return {};
+}
+
 bool is_rooted(Collective collective) {
   return collective == Collective::broadcast || collective == Collective::reduce ||
          collective == Collective::gather || collective == Collective::scatter;
@@ -55,6 +66,7 @@ void Communicator::Impl::abort(const std::string& why) {
 
 Status Communicator::Impl::check_buffer(const char* what, const void* buffer, size_t count,
                                         DType type) {
+  if (Status status = check_elements(count, type); !status.ok()) return status;
   if (count == 0) return {};
   if (buffer == nullptr)
     return {Code::invalid_argument,
@@ -69,16 +81,11 @@ Status Communicator::Impl::check_buffer(const char* what, const void* buffer, si
 
 // Equal memory means in place; any other overlap would make the result depend on timing.
 Status Communicator::Impl::check(const Call& call) const {
-  if (static_cast<size_t>(call.type) >= kDTypes)
-    return {Code::invalid_argument, fmt::format("element type {}: expected 0 to {}",
-                                                static_cast<int>(call.type), kDTypes - 1)};
+  if (Status status = check_elements(call.count, call.type); !status.ok()) return status;
   if (static_cast<size_t>(call.reduction.op) >= kOps)
     return {Code::invalid_argument, fmt::format("operation {}: expected 0 to {}",
                                                 static_cast<int>(call.reduction.op), kOps - 1)};
   const size_t element = size_of(call.type);
-  if (call.count > std::numeric_limits<ptrdiff_t>::max() / element)
-    return {Code::invalid_argument,
-            fmt::format("{} elements of {} bytes are more than memory holds", call.count, element)};
   if (is_rooted(call.collective) && (call.root < 0 || call.root >= size_))
     return {Code::invalid_argument, fmt::format("root {}: expected 0 to {}", call.root, size_ - 1)};
   Schedule schedule;

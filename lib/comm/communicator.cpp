@@ -288,21 +288,20 @@ Result<Communicator> Communicator::split(int color, int key) {
   if (in_callback())
     return Status(Code::invalid_argument, "split() waits, so it cannot be called from a callback");
   World* const world = impl_->world();
-  const std::array<int64_t, 3> mine = {color, key, world != nullptr ? world->free_id() : 0};
+  const bool gives_id = world != nullptr && rank() == 0;
+  const std::array<int64_t, 3> mine = {color, key, gives_id ? world->new_id() : 0};
   std::vector<std::array<int64_t, 3>> all(static_cast<size_t>(size()));
   if (Status status = all_gather(mine.data(), all.data(), mine.size(), DType::i64).wait();
       !status.ok())
     return status;
-  // The same id for all new communicators: they share no member. No member has used it before.
-  int64_t id = 0;
-  std::vector<int> members;
-  for (int r = 0; r < size(); ++r) {
-    const auto& [their_color, their_key, free_id] = all[static_cast<size_t>(r)];
-    id = std::max(id, free_id);
-    if (their_color == color) members.push_back(r);
-  }
-  if (world != nullptr) world->take_id(static_cast<uint32_t>(id));
+  // The same id for all new communicators: they share no member.
+  const int64_t id = all[0][2];
+  if (world != nullptr && id == 0)
+    return Status(Code::unsupported, "more splits than there are numbers for communicators");
   if (color < 0) return Communicator();
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r)
+    if (all[static_cast<size_t>(r)][0] == color) members.push_back(r);
   std::ranges::stable_sort(members, {}, [&](int r) { return all[static_cast<size_t>(r)][1]; });
   return Communicator(impl_->sub(static_cast<uint32_t>(id), members));
 }

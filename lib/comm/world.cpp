@@ -306,10 +306,10 @@ bool World::usable() const {
   return getpid() == pid_;
 }
 
-void World::take_id(uint32_t id) {
-  uint32_t free = next_id_.load();
-  while (free <= id && !next_id_.compare_exchange_weak(free, id + 1)) {
-  }
+uint32_t World::new_id() {
+  const uint64_t id =
+      1 + ids_given_.fetch_add(1) * static_cast<uint64_t>(size()) + static_cast<uint64_t>(rank_);
+  return id < kPointToPoint ? static_cast<uint32_t>(id) : 0;
 }
 
 World::~World() {

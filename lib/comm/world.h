@@ -48,10 +48,9 @@ class World {
   // False in a child that was forked after the world was made: nothing here may be used there.
   [[nodiscard]] bool usable() const;
 
-  // A communicator id that no member has used: the first free one here, and taking one that was
-  // agreed.
-  [[nodiscard]] uint32_t free_id() const { return next_id_.load(); }
-  void take_id(uint32_t id);
+  // A communicator id that no other rank gives out, and this one only once; 0 when there are no
+  // more. Several threads may be making communicators at once, and each rank's in another order.
+  [[nodiscard]] uint32_t new_id();
 
  private:
   class ControlSource;
@@ -74,7 +73,7 @@ class World {
   SlotPool slots_;
   Engine engine_;
   std::unique_ptr<EngineThread> thread_;
-  std::atomic<uint32_t> next_id_{1};
+  std::atomic<uint64_t> ids_given_{0};
 };
 
 }  // namespace ringfold

@@ -195,12 +195,11 @@ void Engine::handle(Request& r) {
     case Request::Kind::fail:
       if (const auto channel = find(r.id))
         fail_channel(*channel, r.why, r.tell);
-      else if (r.id > newest_)
+      else if (!closed_.contains(r.id))
         unborn_.try_emplace(r.id, r.why);
       return;
     case Request::Kind::open:
       channels_.push_back(r.channel);
-      newest_ = std::max(newest_, r.channel->id);
       if (const auto early = unborn_.find(r.channel->id); early != unborn_.end()) {
         fail_channel(*r.channel, early->second, false);
         unborn_.erase(early);
@@ -209,6 +208,7 @@ void Engine::handle(Request& r) {
     case Request::Kind::close:
       fail_channel(*r.channel, Status(Code::aborted, "the communicator was destroyed"), false);
       std::erase(channels_, r.channel);
+      closed_.insert(r.channel->id);
       return;
     case Request::Kind::left: {
       Departure& departure = departures_[r.peer];

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "lib/base/base.h"
@@ -202,8 +203,8 @@ class Engine {
   std::vector<std::unique_ptr<Operation>> running_;
   std::vector<Finished> finished_;
   std::map<Peer, Departure> departures_;
-  std::map<uint32_t, Status> unborn_;  // failures heard of before their channel was opened here
-  uint32_t newest_ = 0;                // the highest channel id opened so far
+  std::map<uint32_t, Status> unborn_;    // failures heard of before their channel was opened here
+  std::unordered_set<uint32_t> closed_;  // ids of channels that were here: never used again
   Nanoseconds next_deadline_ = Nanoseconds::max();
 };
 

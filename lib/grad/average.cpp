@@ -10,12 +10,20 @@
 namespace ringfold {
 namespace {
 
-Status check_types(std::span<const Gradient> gradients) {
-  for (size_t i = 0; i < gradients.size(); ++i)
+Status check(std::span<const Gradient> gradients) {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (static_cast<size_t>(gradients[i].type) >= kDTypes)
+      return {Code::invalid_argument,
+              fmt::format("gradient {} is of type number {}: expected 0 to {}", i,
+                          static_cast<int>(gradients[i].type), kDTypes - 1)};
     if (!is_float(gradients[i].type))
       return {Code::invalid_argument,
               fmt::format("gradient {} is of type {}: expected a float type", i,
                           name(gradients[i].type))};
+    if (gradients[i].data == nullptr && gradients[i].count != 0)
+      return {Code::invalid_argument, fmt::format("gradient {} is null, but {} elements were given",
+                                                  i, gradients[i].count)};
+  }
   return {};
 }
 
@@ -36,14 +44,14 @@ Status reduce_all(Communicator& comm, std::span<const Gradient> gradients, Reduc
 }  // namespace
 
 Status average_gradients(Communicator& comm, std::span<const Gradient> gradients) {
-  if (Status status = check_types(gradients); !status.ok()) return status;
+  if (Status status = check(gradients); !status.ok()) return status;
   return reduce_all(comm, gradients, Op::avg);
 }
 
 // sum_r(w_r g_r) / sum_r(w_r) as sum_r((w_r / sum w) g_r): no intermediate is larger than the
 // gradients themselves, so 16-bit types cannot overflow.
 Status average_gradients(Communicator& comm, std::span<const Gradient> gradients, double weight) {
-  if (Status status = check_types(gradients); !status.ok()) return status;
+  if (Status status = check(gradients); !status.ok()) return status;
   // A weight that cannot be goes into the sum as NaN, so that all ranks refuse and none waits.
   const bool usable = std::isfinite(weight) && weight >= 0;
   double sum = usable ? weight : std::numeric_limits<double>::quiet_NaN();
