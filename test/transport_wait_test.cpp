@@ -151,7 +151,7 @@ size_t entries(const char* folder, std::string_view part) {
 
 // The two moments at which a wake-up could be lost, met on purpose.
 TEST_CASE("news just before arm() and just after it are both seen") {
-  const Kind kind = GENERATE(from_range(kinds()));
+  const Kind kind = GENERATE(from_range(sleeping_kinds()));
   const bool after = GENERATE(false, true);
   CAPTURE(kind.name, after);
   World world(kind, 2);
@@ -209,7 +209,7 @@ TEST_CASE("shm: space that comes just before arm() and just after it is seen") {
 }
 
 TEST_CASE("threads that sleep are woken, thousands of times") {
-  const Kind kind = GENERATE(from_range(kinds()));
+  const Kind kind = GENERATE(from_range(sleeping_kinds()));
   const unsigned seed = GENERATE(1u, 2u);
   CAPTURE(kind.name, seed);
   World world(kind, 2);
@@ -229,7 +229,7 @@ TEST_CASE("threads that sleep are woken, thousands of times") {
 }
 
 TEST_CASE("threads: a sender that outruns its receiver sleeps for want of space") {
-  const Kind kind = GENERATE(from_range(kinds()));
+  const Kind kind = GENERATE(from_range(sleeping_kinds()));
   CAPTURE(kind.name);
   World world(kind, 2);
   if (!world.here()) return;

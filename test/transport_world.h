@@ -38,6 +38,7 @@ struct Kind {
   std::function<Result<std::unique_ptr<Transport>>(Peer me)> make_one;
 };
 std::vector<Kind> kinds();
+std::vector<Kind> sleeping_kinds();  // those whose ranks may be threads, which sleep
 std::vector<Kind> process_kinds();  // those with make_one
 
 // True while this thread is inside progress() or cancel().

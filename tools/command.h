@@ -24,5 +24,6 @@ Command add_bench(CLI::App& app);
 Command add_run(CLI::App& app, const std::vector<std::string>& program);
 Command add_model(CLI::App& app);
 Command add_doctor(CLI::App& app);
+Command add_sim(CLI::App& app);
 
 }  // namespace ringfold::tools

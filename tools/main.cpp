@@ -50,9 +50,8 @@ int run(std::vector<std::string> arguments) {
   app.footer(
       "Exit status: 0 success; 1 the run failed or a result was wrong; 2 bad arguments;\n"
       "3 the environment does not allow it (ranks missing, device absent).");
-  // `sim` joins this list when the simulator is there.
   const std::vector<Command> commands = {add_bench(app), add_run(app, program), add_model(app),
-                                         add_doctor(app)};
+                                         add_sim(app), add_doctor(app)};
   const auto subcommands = app.get_subcommands([](const CLI::App*) { return true; });
   const std::string first = arguments.empty() ? "" : arguments.front();
   try {

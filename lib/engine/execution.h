@@ -161,7 +161,8 @@ class Execution {
     int index = -1;
     Step step;
   };
-  mutable std::array<Cached, 8> cache_;  // of the pure function step()
+  // Of the pure function step(): as many as the two cursors may look at, where a step is one piece.
+  mutable std::array<Cached, 2 * kWindow> cache_;
 };
 
 }  // namespace ringfold

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 // How the formulas come about. A rank's sends leave in step order. Within a segment a step that
 // sends what the step before received waits for it, piece by piece where both are the same range,
@@ -11,8 +12,9 @@
 //
 //   seconds = sum of the spans + tail of the last
 //
-// Exact without contention for N = 2^k on one host while gamma <= beta; test/model_test.cpp holds
-// it against a timeline of all pieces, and says how far off the other cases are. Where adding is
+// Exact without contention for N = 2^k on one host while gamma <= beta, but for halving_doubling
+// with cut blocks; test/model_test.cpp holds it against a timeline of all pieces, test/sim_test.cpp
+// against the executor itself, and both say how far off the other cases are. Where adding is
 // slower than the link, a ring of two or three ranks is predicted up to half too slow.
 //
 // For S pipelined steps, span = (S-1) * step + chunk * beta and tail = alpha, which for one segment
@@ -72,9 +74,13 @@ class Predictor {
   static double hop(const Path& path, double bytes, double gamma) {
     return path.alpha + bytes * (path.beta + gamma);
   }
-  // Link and adder work at once but for one piece: the first to arrive, or the last to be added.
+  // Link and adder work at once but for one piece: the first to arrive, or the last to be added. If
+  // that is a short one, it may have to wait for what is left of the full one before it.
   [[nodiscard]] double unhidden(const Path& path, double chunk, double gamma) const {
-    return piece(chunk) * std::min(path.narrowest, gamma);
+    const double full = piece(chunk);
+    if (full == chunk || gamma > path.narrowest) return full * std::min(path.narrowest, gamma);
+    const double last = chunk - (std::ceil(chunk / full) - 1) * full;
+    return last * gamma + std::max(0.0, full * gamma - last * path.narrowest);
   }
   // A step that the next one waits for entirely.
   [[nodiscard]] double whole(const Path& path, double chunk, double gamma) const {
@@ -145,6 +151,7 @@ class Predictor {
 
   // Rounds of all the bytes, each pipelined into the next; with extra ranks one more step, in which
   // the pairs get the result. What the pairs give in the beginning comes in one hop before (tail).
+  // In the last round a member that waited for its pair waits again only if the other did, too.
   [[nodiscard]] double recursive_doubling_span(double all) const {
     const steps::Members members(n_);
     double sum = 0;
@@ -153,7 +160,9 @@ class Predictor {
     }
     const Path& last = round(members.doublings() - 1);
     if (members.extras == 0) return sum + busy(last, all, machine_.gamma);
-    return sum + step(last, all, machine_.gamma) + busy(pair(), all, 0);
+    const bool waits = members.extras > members.count / 2;
+    return sum + (waits ? step(last, all, machine_.gamma) : busy(last, all, machine_.gamma)) +
+           busy(pair(), all, 0);
   }
   [[nodiscard]] double recursive_doubling_tail(double all) const {
     const steps::Members members(n_);
@@ -162,21 +171,42 @@ class Predictor {
     return last.alpha + unhidden(last, all, machine_.gamma);
   }
 
-  // Blocks of D/2, D/4, ... and back: only where the walk turns do two steps have the same range,
-  // else each waits for the whole of the one before. Extra ranks give (tail) and get all the bytes.
+  // Blocks of B = D/2, D/4, ... and back. What a halving round sends is one half of what arrives in
+  // the round before, if need be the later half: its first piece is there alpha + (B/2 + piece) *
+  // beta after that round began, when the link may be free, for it has sent B. The last halving and
+  // the first doubling work on the same block, and a doubling round sends first what arrived first:
+  // these are pipelined piece by piece. While latency dominates and blocks are cut, this is up to a
+  // few percent high: not all of these waits follow one another on any one way through the ranks.
+  // Extra ranks give (tail) and get all the bytes.
   [[nodiscard]] double halving_doubling_span(const steps::Segment& segment) const {
     const steps::Members members(n_);
     const double all = bytes(segment.range.count), gamma = machine_.gamma;
     const double part = chunk(segment, members.count);
-    const int doublings = members.doublings();
-    double sum = 0;
-    for (int i = 0; i < doublings; ++i) {
-      const double block = std::min(all, part * (members.count >> (i + 1)));
-      sum += i + 1 < doublings ? whole(round(i), block, gamma) : step(round(i), block, gamma);
-      sum += whole(round(i), block, 0);
+    const int rounds = members.doublings();
+    const auto block = [&](int i) { return std::min(all, part * (members.count >> (i + 1))); };
+    double start = 0;  // of a round
+    for (int i = 0; i + 1 < rounds; ++i) {
+      start += std::max(busy(round(i), block(i), gamma),
+                        later_half(round(i), block(i), block(i + 1), gamma));
     }
-    // The last step's alpha is in the tail.
-    return members.extras == 0 ? sum - round(0).alpha : sum + busy(pair(), all, 0);
+    start += step(round(rounds - 1), block(rounds - 1), gamma);
+    double end = 0, arrived = 0;
+    for (int i = rounds - 1; i >= 0; --i) {
+      const double own = i + 1 < rounds ? block(i + 1) : 0;  // may come after what arrived last
+      end = std::max(start + busy(round(i), block(i), 0),
+                     arrived + std::min(block(i), piece(block(i)) + own) * round(i).beta);
+      arrived = end + round(i).alpha;
+      start += step(round(i), block(i), 0);
+    }
+    return members.extras == 0 ? end : start + busy(pair(), all, 0);
+  }
+  // Until the first piece of the later half of a block is there and added.
+  [[nodiscard]] double later_half(const Path& path, double block, double half, double gamma) const {
+    const double each = piece(block);
+    if (each == 0) return path.alpha;
+    const double wanted = std::ceil((block - half + piece(half)) / each) * each;
+    if (wanted < block) return path.alpha + wanted * path.beta + each * gamma;
+    return path.alpha + block * path.beta + unhidden(path, block, gamma);
   }
   [[nodiscard]] double halving_doubling_tail(double all) const {
     if (steps::Members(n_).extras == 0) return round(0).alpha;
@@ -184,19 +214,21 @@ class Predictor {
   }
 
   // The root's link is busy ceil(log2 N) times; meanwhile, on the longest way down, floor(log2 N)
-  // hops, of which the waiting that exceeds the root's is in the tail.
+  // hops, of which the waiting that exceeds the root's is in the tail. In a reduce it hides behind
+  // the segments `before`, which take so many seconds: there all but the root run ahead.
   [[nodiscard]] double tree_span(double chunk, double gamma) const {
     double sum = 0;
     for (int i = 0; i < steps::tree_depth(n_); ++i) sum += busy(link(1 << i), chunk, gamma);
     return sum;
   }
-  [[nodiscard]] double tree_tail(double chunk, double gamma) const {
+  [[nodiscard]] double tree_tail(double chunk, double gamma, double before) const {
     const int hops = steps::Members(n_).doublings();
-    double sum = whole(link(1), chunk, gamma) - busy(link(1), chunk, gamma);
+    double waiting = 0;
     for (int i = 1; i < hops; ++i) {
-      sum += step(link(1 << i), chunk, gamma) - busy(link(1 << i), chunk, gamma);
+      waiting += step(link(1 << i), chunk, gamma) - busy(link(1 << i), chunk, gamma);
     }
-    return sum;
+    return whole(link(1), chunk, gamma) - busy(link(1), chunk, gamma) +
+           std::max(0.0, waiting - before);
   }
 
   [[nodiscard]] double adding() const {
@@ -225,26 +257,41 @@ class Predictor {
     return 0;
   }
 
+  // After the last arrival: a reduce-scatter adds that piece; the others copy the rank's own part,
+  // after what is left of the copy in the segment before. (The root of a scatter need not wait.)
+  [[nodiscard]] double own_part(double chunk) const {
+    const double gamma = machine_.gamma;
+    if (s_.collective == Collective::reduce_scatter) return unhidden(ring(), chunk, gamma);
+    if (s_.collective == Collective::all_reduce || s_.collective == Collective::scatter) return 0;
+    if (steps::segment_count(s_) == 1) return chunk * gamma;
+    const double before = this->chunk(steps::segment_at(s_, 0), n_);
+    return chunk * gamma + std::max(0.0, before * gamma - (n_ - 1) * chunk * ring().narrowest);
+  }
+
   [[nodiscard]] double tail(const steps::Segment& segment) const {
     const double all = bytes(segment.range.count);
     switch (s_.algorithm) {
       case Algorithm::ring:
-        return ring().alpha + (s_.collective == Collective::reduce_scatter
-                                   ? unhidden(ring(), chunk(segment, n_), machine_.gamma)
-                                   : 0);
+        return ring().alpha + own_part(chunk(segment, n_));
       case Algorithm::two_level:
         return one_level() ? ring().alpha : near_.alpha;
       case Algorithm::recursive_doubling:
         return recursive_doubling_tail(all);
       case Algorithm::halving_doubling:
         return halving_doubling_tail(all);
-      case Algorithm::chain:  // the last piece goes on to the end
-        return (n_ - 2) * hop(ring(), piece(all), adding()) + ring().alpha +
+      case Algorithm::chain: {  // the last full piece goes on to the end, a short one close behind
+        const double full = piece(bytes(steps::segment_at(s_, 0).range.count));
+        return (n_ - 2) * hop(ring(), full, adding()) + ring().alpha +
                unhidden(ring(), all, adding());
+      }
       case Algorithm::tree:
-        return tree_tail(all, adding());
+        return tree_tail(
+            all, adding(),
+            s_.collective == Collective::reduce
+                ? static_cast<double>(steps::segment_count(s_) - 1) * span(steps::segment_at(s_, 0))
+                : 0);
       case Algorithm::direct:
-        return link(n_).alpha;
+        return link(n_).alpha + own_part(all);
     }
     return 0;
   }
