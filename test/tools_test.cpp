@@ -163,6 +163,17 @@ TEST_CASE("bad arguments: status 2, what was given and what is accepted, nothing
       {{"bench", "broadcast", "--baseline", "gather_to_root"}, "broadcast", "all_reduce"},
       {{"run", "--ranks", "2"}, "no program", "PROGRAM"},
       {{"model", "--ranks", "2", "--bytes", "4X", "--bandwidth", "1GB/s"}, "4X", "4GiB"},
+      {{"sim", "--ranks", "2", "--bytes", "4X", "--bandwidth", "1GB/s", "--latency", "1us"},
+       "4X",
+       "4GiB"},
+      {{"sim", "--ranks", "2", "--bytes", "4G", "--bandwidth", "1GB/s", "--latency", "1us",
+        "--faults", "lose=1"},
+       "lose=1",
+       "lose=RANK@TIME"},
+      {{"sim", "--ranks", "2", "--bytes", "4G", "--bandwidth", "1GB/s", "--latency", "1us",
+        "--faults", "lose=2@1s"},
+       "rank 2",
+       "0 to 1"},
       {{"model", "--ranks", "2", "--bytes", "4G", "--bandwidth", "7"}, "\"7\"", "100Gbit/s"},
       {{"model", "--ranks", "8", "--hosts", "3", "--bytes", "1G", "--bandwidth", "1GB/s"},
        "--hosts 3",
@@ -209,6 +220,35 @@ TEST_CASE("model: the reference points of 2(N-1)/N") {
     CHECK(j["parameter_server"]["hub_bytes_sent"].get<double>() == Approx(p.hub));
     CHECK((o.out.find("35 ms") != std::string::npos) == (p.ranks == 8));
   }
+}
+
+TEST_CASE("sim: agrees with the model, traces every message, reports what ranks would") {
+  Folder folder;
+  const std::string file = folder.file("sim.json"), trace = folder.file("trace.json");
+  const Words ring = {"sim",         "--ranks", "64",        "--bytes", "1MiB",
+                      "--bandwidth", "10GB/s",  "--latency", "2us",     "--algorithm",
+                      "ring",        "--json",  file};
+  Words traced = ring, lossy = ring;
+  traced.insert(traced.end(), {"--trace", trace});
+  REQUIRE(tool(traced).status == 0);
+  const json plain = read_json(file);
+  CHECK(plain["ok"] == true);
+  CHECK(plain["ratio"].get<double>() == Approx(1).epsilon(0.01));
+  CHECK(plain["bytes_sent_per_rank"] == 2 * 63 * (1 << 20) / 64);
+  size_t sent = 0;
+  const json events = read_json(trace)["traceEvents"];
+  for (const json& event : events) {
+    if (event["name"] == "send") sent += event["args"]["bytes"].get<size_t>();
+  }
+  CHECK(sent == size_t{64} * 2 * 63 * (1 << 20) / 64);
+  lossy.insert(lossy.end(), {"--faults", "lose=5@50us,notice=1ms,jitter=1us"});
+  const Outcome o = tool(lossy);
+  CHECK(o.status == 0);
+  CHECK_THAT(o.out, Contains("rank 6: rank 5 is gone"));
+  const json reports = read_json(file)["reports"];
+  REQUIRE(reports.size() == 64);
+  CHECK(reports[5]["seconds"].get<double>() == Approx(50e-6));
+  CHECK(reports[6]["seconds"].get<double>() == Approx(1.05e-3));
 }
 
 TEST_CASE("model: units, latency share and the size at which both terms are equal") {
