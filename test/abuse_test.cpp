@@ -186,3 +186,34 @@ TEST_CASE(
           return 0;
         }) == "");
 }
+
+TEST_CASE("half a message to oneself ends at its deadline") {
+  const int n = GENERATE(1, 2);
+  CHECK(run_ranks(n, 10s, [](const Rendezvous& where) {
+          Options options;
+          options.timeout = 300ms;
+          auto comm = Communicator::create(where, options);
+          if (!rank_ok(comm.status())) return 1;
+          std::array<char, 10> x{};
+          const Status status = comm->send(x.data(), x.size(), DType::u8, where.rank).wait(5s);
+          RANK_CHECK(status.code() == Code::timeout);
+          RANK_CHECK(status.message().find("itself") != std::string::npos);
+          RANK_CHECK(comm->health().code() == Code::timeout);
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("a message to oneself that a group starts after abort() ends") {
+  const int n = GENERATE(1, 2);
+  CHECK(run_ranks(n, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::array<char, 10> x{};
+          Group group;
+          Work half = comm->send(x.data(), x.size(), DType::u8, where.rank);
+          comm->abort("enough");
+          RANK_CHECK(group.submit().wait(2s).code() == Code::aborted);
+          RANK_CHECK(half.done());
+          return 0;
+        }) == "");
+}
