@@ -164,3 +164,56 @@ TEST_CASE("threads may split different communicators at once") {
           return 0;
         }) == "");
 }
+
+TEST_CASE(
+    "whoever gives a communicator up in the middle of a call does not leave the others waiting") {
+  CHECK(run_ranks(3, 20s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          auto part = comm->split(0, 0);
+          if (!rank_ok(part.status())) return 1;
+          float x = 1;
+          if (where.rank == 0) {  // rank 2 never calls
+            const Status status = part->all_reduce(&x, &x, 1, DType::f32, Op::sum).wait(5s);
+            RANK_CHECK(status.code() == Code::aborted);
+            RANK_CHECK(status.message().find("rank 1") != std::string::npos);
+          } else if (where.rank == 1) {
+            Work work = part->all_reduce(&x, &x, 1, DType::f32, Op::sum);
+            *part = Communicator();
+            RANK_CHECK(work.wait().code() == Code::aborted);
+          }
+          rank_ok(comm->barrier().wait(10s));
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("half a message to oneself ends at its deadline") {
+  const int n = GENERATE(1, 2);
+  CHECK(run_ranks(n, 10s, [](const Rendezvous& where) {
+          Options options;
+          options.timeout = 300ms;
+          auto comm = Communicator::create(where, options);
+          if (!rank_ok(comm.status())) return 1;
+          std::array<char, 10> x{};
+          const Status status = comm->send(x.data(), x.size(), DType::u8, where.rank).wait(5s);
+          RANK_CHECK(status.code() == Code::timeout);
+          RANK_CHECK(status.message().find("itself") != std::string::npos);
+          RANK_CHECK(comm->health().code() == Code::timeout);
+          return 0;
+        }) == "");
+}
+
+TEST_CASE("a message to oneself that a group starts after abort() ends") {
+  const int n = GENERATE(1, 2);
+  CHECK(run_ranks(n, 10s, [](const Rendezvous& where) {
+          auto comm = Communicator::create(where);
+          if (!rank_ok(comm.status())) return 1;
+          std::array<char, 10> x{};
+          Group group;
+          Work half = comm->send(x.data(), x.size(), DType::u8, where.rank);
+          comm->abort("enough");
+          RANK_CHECK(group.submit().wait(2s).code() == Code::aborted);
+          RANK_CHECK(half.done());
+          return 0;
+        }) == "");
+}

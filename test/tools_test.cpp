@@ -317,6 +317,8 @@ TEST_CASE("run: a signal counts as 128 more") {
   const Outcome o = run_shell(2, "if [ $RINGFOLD_RANK = 0 ]; then kill -9 $$; fi; sleep 60");
   CHECK(o.status == 137);
   CHECK(o.seconds < 1.9);
+  CHECK(o.err.find("rank 0 (process ") != std::string::npos);
+  CHECK(o.err.find("signal 9") != std::string::npos);
 }
 
 TEST_CASE("run: who ignores SIGTERM gets SIGKILL after two seconds") {

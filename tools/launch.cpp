@@ -252,7 +252,8 @@ class Launcher {
 
   // The ended stay zombies until the very end: their process group keeps its number.
   void look_for_ended() {
-    for (Rank& rank : ranks_) {
+    for (size_t number = 0; number < ranks_.size(); ++number) {
+      Rank& rank = ranks_[number];
       siginfo_t info{};
       if (rank.ended ||
           waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
@@ -261,7 +262,12 @@ class Launcher {
       if (info.si_pid != rank.pid) continue;
       rank.ended = true;
       const int status = info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
-      if (status != 0) stop_all(status);
+      if (status == 0) continue;
+      // The others end because of us, or of it.
+      if (info.si_code != CLD_EXITED && !first_failure_)
+        fail(kFailed, fmt::format("rank {} (process {}) was ended by signal {} ({})", number,
+                                  rank.pid, info.si_status, strsignal(info.si_status)));
+      stop_all(status);
     }
   }
 

@@ -53,15 +53,19 @@ Status Communicator::Impl::health() const {
 }
 
 void Communicator::Impl::abort(const std::string& why) {
-  const Status status(Code::aborted, fmt::format("rank {}: {}", rank_, why));
-  if (!world_) {
+  fail(Status(Code::aborted, fmt::format("rank {}: {}", rank_, why)));
+}
+
+// Ends everything on this communicator, on every rank.
+void Communicator::Impl::fail(const Status& status) {
+  if (world_) {
+    channel_->mark_failed(status);  // this rank's next call is refused already
+  } else {
     const std::lock_guard lock(self_lock_);
     if (alone_.ok()) alone_ = status;
   }
   fail_self_messages(status);
-  if (!world_ || !world_->usable()) return;
-  channel_->mark_failed(status);  // this rank's next call is refused already
-  world_->engine().fail(channel_->id, status, true);
+  if (world_ && world_->usable()) world_->engine().fail(channel_->id, status, true);
 }
 
 Status Communicator::Impl::check_buffer(const char* what, const void* buffer, size_t count,
@@ -130,6 +134,15 @@ Work Communicator::Impl::part_wise(Call call) {
 Work Communicator::Impl::self_message(bool sends, void* buffer, size_t count, DType type) {
   auto state = std::make_shared<Work::State>();
   state->report.transport = "self";
+  state->deadline = deadline();
+  state->expire = [weak = weak_from_this(), sends, count, type] {
+    if (const auto self = weak.lock())
+      self->fail(
+          Status(Code::timeout,
+                 fmt::format("rank {} {} itself {} elements of {}: the other half was not "
+                             "called before the deadline",
+                             self->rank_, sends ? "sends" : "receives from", count, name(type))));
+  };
   const SelfMessage message{sends, buffer, count, type, state};
   run_or_group(shared_from_this(), state, [this, message] { meet_self(message); });
   return Work(std::move(state));
@@ -138,17 +151,21 @@ Work Communicator::Impl::self_message(bool sends, void* buffer, size_t count, DT
 // The first open half of the other kind, in order, is the partner.
 void Communicator::Impl::meet_self(const SelfMessage& message) {
   SelfMessage partner;
+  Status status;
   {
     const std::lock_guard lock(self_lock_);
+    status = world_ ? channel_->health() : alone_;  // a group may come to it late
     const bool met = !self_messages_.empty() && self_messages_.front().sends != message.sends;
-    if (!met) {
+    if (status.ok() && !met) {
       self_messages_.push_back(message);
       return;
     }
-    partner = self_messages_.front();
-    self_messages_.pop_front();
+    if (status.ok()) {
+      partner = self_messages_.front();
+      self_messages_.pop_front();
+    }
   }
-  Status status;
+  if (!status.ok()) return message.state->complete(status);
   const SelfMessage& from = message.sends ? message : partner;
   const SelfMessage& to = message.sends ? partner : message;
   if (from.count != to.count || from.type != to.type)

@@ -69,6 +69,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   static void run_alone(Work::State& state, const Call& call);
   Work self_message(bool sends, void* buffer, size_t count, DType type);
   void meet_self(const SelfMessage& message);
+  void fail(const Status& status);
   void fail_self_messages(const Status& why);
   [[nodiscard]] Nanoseconds deadline() const;
 

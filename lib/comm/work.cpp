@@ -63,6 +63,13 @@ void Work::State::complete(const Status& why) {
   for (auto& f : call_now) call(std::move(f), why);
 }
 
+bool Work::State::is_done() {
+  if (done.load(std::memory_order_acquire)) return true;
+  if (!expire || steady_clock().now() < deadline) return false;
+  expire();
+  return done.load(std::memory_order_acquire);
+}
+
 Status Work::State::wait(Nanoseconds timeout) {
   Clock& clock = steady_clock();
   const Nanoseconds now = clock.now();
@@ -74,7 +81,7 @@ Status Work::State::wait(Nanoseconds timeout) {
     helped = world;
   }
   if (now - started < kAtOnce) waits_at_once = true;
-  while (!done.load(std::memory_order_acquire)) {
+  while (!is_done()) {
     const bool drove = helped && helped->thread().help(done, until);
     if (done.load(std::memory_order_acquire)) break;
     if (clock.now() >= until)
@@ -129,7 +136,7 @@ Work::Work(Status finished) {
 }
 
 bool Work::done() const {
-  return !state_ || state_->done.load(std::memory_order_acquire);
+  return !state_ || state_->is_done();
 }
 
 Status Work::wait(Nanoseconds timeout) {

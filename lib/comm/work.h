@@ -18,12 +18,16 @@ struct Work::State {
   explicit State(std::shared_ptr<World> w = nullptr) : world(std::move(w)) {}
 
   void complete(const Status& why);
+  [[nodiscard]] bool is_done();
   Status wait(Nanoseconds timeout);
   void then(std::function<void(const Status&)> f);
 
   std::atomic<bool> done{false};
   std::mutex lock;  // guards what follows
   std::condition_variable finished;
+  // A message to oneself has no engine that watches its deadline: whoever asks for it ends it then.
+  Nanoseconds deadline = Nanoseconds::max();
+  std::function<void()> expire;
   std::shared_ptr<World> world;  // to help it along while waiting; null once done
   Status status;
   std::vector<std::function<void(const Status&)>> callbacks;

@@ -206,7 +206,11 @@ void Engine::handle(Request& r) {
       }
       return;
     case Request::Kind::close:
-      fail_channel(*r.channel, Status(Code::aborted, "the communicator was destroyed"), false);
+      // Whoever gives up while something is under way leaves the others waiting: they are told.
+      fail_channel(*r.channel,
+                   Status(Code::aborted, "rank " + std::to_string(r.channel->rank) +
+                                             ": the communicator was destroyed"),
+                   pending(*r.channel));
       std::erase(channels_, r.channel);
       closed_.insert(r.channel->id);
       return;
@@ -298,6 +302,12 @@ bool Engine::advance_all() {
 }
 
 // ---- failure: the one path --------------------------------------------------------------------
+
+bool Engine::pending(const Channel& channel) const {
+  return !channel.waiting.empty() || std::ranges::any_of(running_, [&](const auto& operation) {
+    return operation->channel.get() == &channel;
+  });
+}
 
 void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
   if (!channel.failed.ok()) return;

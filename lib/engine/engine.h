@@ -115,7 +115,7 @@ class Engine {
   void add(Transport& transport);  // before any poll(); outlives the engine
   void add(Source& source);
   void open(const std::shared_ptr<Channel>& channel);
-  // Forgets the channel; what is pending on it ends as `aborted`.
+  // Forgets the channel; what is pending on it ends as `aborted`, on the other ranks, too.
   void close(const std::shared_ptr<Channel>& channel);
 
   // Hands the operations over, in this order, and gives them their sequence numbers.
@@ -182,6 +182,7 @@ class Engine {
   void start_waiting(Channel& channel);
   void end(size_t running, const Status& status);
   bool advance_all();
+  [[nodiscard]] bool pending(const Channel& channel) const;
   void fail_channel(Channel& channel, const Status& why, bool tell);
   void failed_by_itself(Operation& operation);
   void suspect(Channel& channel, Peer peer, uint32_t seq);
