@@ -43,8 +43,8 @@ void reduce_mirrored(const ReduceCall& call, parts::Reduce reduce) {
 
 // Best first: in Highway the better target has the lower bit. Asked for before any is forced.
 const std::vector<int64_t>& usable_targets() {
-  static const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  return targets;
+  static const std::vector<int64_t> kTargets = hwy::SupportedAndGeneratedTargets();
+  return kTargets;
 }
 
 }  // namespace
@@ -73,12 +73,12 @@ void scale_host(DType dtype, const void* in, void* out, size_t count, double sca
 }
 
 std::span<const std::string_view> reduce_targets() {
-  static const std::vector<std::string_view> names = [] {
+  static const std::vector<std::string_view> kNames = [] {
     std::vector<std::string_view> found;
     for (const int64_t target : usable_targets()) found.emplace_back(hwy::TargetName(target));
     return found;
   }();
-  return names;
+  return kNames;
 }
 
 bool force_reduce_target(std::string_view name) {

@@ -47,8 +47,8 @@ struct Report {
 // Cheap shared handle of one operation. Dropping it does not stop the operation.
 class Work {
  public:
-  Work() = default;                // done, ok
-  explicit Work(Status finished);  // done with that status
+  Work() = default;                       // done, ok
+  explicit Work(const Status& finished);  // done with that status
 
   [[nodiscard]] bool done() const;
   // Waits until done, helping the engine from this thread. Code::timeout if `timeout` passes first:
@@ -81,10 +81,12 @@ class Communicator {
 
   // Meets the other ranks; blocks until all are there or the rendezvous' timeout has passed (the
   // message then names the missing ranks). One rank costs no thread, socket or buffer.
-  [[nodiscard]] static Result<Communicator> create(const Rendezvous& where, Options options = {});
+  [[nodiscard]] static Result<Communicator> create(const Rendezvous& where,
+                                                   const Options& options = {});
   // The same without blocking; *out is set when the Work is done and ok. For many ranks in one
   // thread.
-  [[nodiscard]] static Work create(const Rendezvous& where, Options options, Communicator* out);
+  [[nodiscard]] static Work create(const Rendezvous& where, const Options& options,
+                                   Communicator* out);
 
   [[nodiscard]] bool valid() const { return impl_ != nullptr; }
   [[nodiscard]] int rank() const;

@@ -115,8 +115,8 @@ constexpr std::string_view name(Algorithm algorithm) {
 
 struct Range {  // elements [begin, begin + count) of the collective's full frame
   size_t begin = 0, count = 0;
-  constexpr size_t end() const { return begin + count; }
-  constexpr bool empty() const { return count == 0; }
+  [[nodiscard]] constexpr size_t end() const { return begin + count; }
+  [[nodiscard]] constexpr bool empty() const { return count == 0; }
   friend constexpr bool operator==(const Range&, const Range&) = default;
 };
 
@@ -194,7 +194,7 @@ struct Segment {
   size_t grain = 1;
 
   // Chunk i of n. With parts there are as many chunks as ranks.
-  constexpr Range chunk(int n, int i) const {
+  [[nodiscard]] constexpr Range chunk(int n, int i) const {
     if (parts) return {static_cast<size_t>(i) * stride + range.begin, range.count};
     const Range r = part(range.count, static_cast<size_t>(n), static_cast<size_t>(i), grain);
     return {range.begin + r.begin, r.count};

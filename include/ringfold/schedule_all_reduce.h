@@ -55,13 +55,15 @@ struct Members {
   constexpr explicit Members(int size)
       : count(static_cast<int>(std::bit_floor(static_cast<unsigned>(size)))),
         extras(size - count) {}
-  constexpr int doublings() const { return std::countr_zero(static_cast<unsigned>(count)); }
-  constexpr bool gives(int r) const { return r < 2 * extras && r % 2 == 1; }
-  constexpr bool takes(int r) const { return r < 2 * extras && r % 2 == 0; }
-  constexpr int member(int r) const { return r < 2 * extras ? r / 2 : r - extras; }
-  constexpr int rank(int m) const { return m < extras ? 2 * m : m + extras; }
+  [[nodiscard]] constexpr int doublings() const {
+    return std::countr_zero(static_cast<unsigned>(count));
+  }
+  [[nodiscard]] constexpr bool gives(int r) const { return r < 2 * extras && r % 2 == 1; }
+  [[nodiscard]] constexpr bool takes(int r) const { return r < 2 * extras && r % 2 == 0; }
+  [[nodiscard]] constexpr int member(int r) const { return r < 2 * extras ? r / 2 : r - extras; }
+  [[nodiscard]] constexpr int rank(int m) const { return m < extras ? 2 * m : m + extras; }
   // Ranks that members [first, first + n) stand for.
-  constexpr int contributions(int first, int n) const {
+  [[nodiscard]] constexpr int contributions(int first, int n) const {
     const int pairs = extras <= first ? 0 : extras - first < n ? extras - first : n;
     return n + pairs;
   }

@@ -39,7 +39,7 @@ class Registry {
 
   Handle add(T object) {
     const std::lock_guard lock(mutex_);
-    const Handle handle = reinterpret_cast<Handle>(++latest_);
+    const Handle handle = reinterpret_cast<Handle>(++latest_);  // NOLINT(performance-no-int-to-ptr)
     live_.emplace(handle, std::move(object));
     return handle;
   }

@@ -14,8 +14,8 @@ constexpr size_t kNonceBytes = 32;
 
 // libsodium needs this once; without working randomness nothing here would hold.
 void prepare_sodium() {
-  static const bool ready = sodium_init() >= 0;
-  if (!ready) std::abort();
+  static const bool kReady = sodium_init() >= 0;
+  if (!kReady) std::abort();
 }
 
 const unsigned char* bytes_of(std::string_view text) {
@@ -135,7 +135,7 @@ Result<std::string> JoinerHandshake::answer(std::string_view challenge) {
 }
 
 Status JoinerHandshake::conclude(std::string_view verdict) const {
-  const Status failed(Code::peer_lost, std::string(kAuthenticationFailed));
+  Status failed(Code::peer_lost, std::string(kAuthenticationFailed));
   if (verdict.size() != kVerdictBytes) return failed;
   const std::string_view said = verdict.substr(0, kVerdictBytes - kProofBytes);
   const Key expected = keyed_hash(key_, {"coordinator", hello_, challenge_, said});

@@ -12,8 +12,6 @@
 #include <cstdlib>
 #include <numeric>
 
-extern char** environ;
-
 namespace ringfold {
 namespace {
 
@@ -141,8 +139,8 @@ Clock& steady_clock() {
 }
 
 bool log_enabled(LogLevel level) {
-  static const LogLevel asked_for = level_asked_for();
-  return level != LogLevel::off && level <= asked_for;
+  static const LogLevel kAskedFor = level_asked_for();
+  return level != LogLevel::off && level <= kAskedFor;
 }
 
 void log_line(LogLevel level, std::string_view text) {

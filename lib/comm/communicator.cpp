@@ -22,7 +22,7 @@ using Impl = Communicator::Impl;
 
 // ---- making and ending ------------------------------------------------------------------------
 
-Result<Communicator> Communicator::create(const Rendezvous& where, Options options) {
+Result<Communicator> Communicator::create(const Rendezvous& where, const Options& options) {
   const auto settled = settle(options);
   if (!settled.ok()) return settled.status();
   if (where.size < 1 || where.rank < 0 || where.rank >= where.size)
@@ -42,7 +42,7 @@ Result<Communicator> Communicator::create(const Rendezvous& where, Options optio
       std::make_shared<Impl>(*settled, *world, 0, std::move(everybody), where.rank));
 }
 
-Work Communicator::create(const Rendezvous& where, Options options, Communicator* out) {
+Work Communicator::create(const Rendezvous& where, const Options& options, Communicator* out) {
   auto state = std::make_shared<Work::State>();
   std::thread([where, options, out, state] {
     auto made = create(where, options);
@@ -309,6 +309,7 @@ Result<Communicator> Communicator::split(int color, int key) {
 std::shared_ptr<Impl> Communicator::Impl::sub(uint32_t id, const std::vector<int>& members) const {
   if (members.size() == 1) return std::make_shared<Impl>(settled_);
   std::vector<Peer> peers;
+  peers.reserve(members.size());
   for (const int r : members) peers.push_back(channel_->peers[static_cast<size_t>(r)]);
   const auto mine = std::ranges::find(members, rank_) - members.begin();
   return std::make_shared<Impl>(settled_, world_, id, std::move(peers), static_cast<int>(mine));

@@ -186,8 +186,9 @@ bool Star::serve(size_t peer) {
 void Star::hear(size_t peer, Notice notice) {
   // Ranks speak for themselves only; rank 0 passes on what it heard.
   if (hub()) notice.origin = static_cast<int>(peer);
-  if (notice.origin == rank_) return;
-  if (notice.kind != Notice::Kind::failed) return depart(notice.origin, std::move(notice));
+  const int origin = notice.origin;
+  if (origin == rank_) return;
+  if (notice.kind != Notice::Kind::failed) return depart(origin, std::move(notice));
   if (hub()) forward(notice);
   const bool concerns_us =
       notice.members.empty() ||

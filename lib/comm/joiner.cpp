@@ -76,7 +76,7 @@ Result<std::unique_ptr<Link>> Joiner::reach() {
     const Nanoseconds left = meeting_.deadline - steady_clock().now();
     if (left <= Nanoseconds::zero()) break;
     // Ranks started together should not knock together for ever.
-    const auto spread = static_cast<int64_t>(75 + randombytes_uniform(51));
+    const int64_t spread = 75 + static_cast<int64_t>(randombytes_uniform(51));
     std::this_thread::sleep_for(std::min(left, pause * spread / 100));
     pause = std::min(2 * pause, kLongestPause);
     attempt = std::min(2 * attempt, kLongestAttempt);

@@ -129,7 +129,7 @@ void UserOperation::completed(const Status& why) noexcept {
 
 // ---- Work -------------------------------------------------------------------------------------
 
-Work::Work(Status finished) {
+Work::Work(const Status& finished) {
   if (finished.ok()) return;
   state_ = std::make_shared<State>();
   state_->complete(finished);

@@ -206,7 +206,7 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
   const std::string* shm = address_of(member, "shm");
   if (near && shm_ && shm != nullptr) {
     routes_[peer] = shm_.get();
-    const Status status = shm_->connect(member.rank, *shm);
+    Status status = shm_->connect(member.rank, *shm);
     if (status.code() != Code::unsupported) return status;
     log_line(LogLevel::info, status.message());
   }

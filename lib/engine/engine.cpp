@@ -371,7 +371,8 @@ void Engine::check_deadlines() {
 void Engine::check_departures() {
   if (departures_.empty()) return;
   const Nanoseconds now = clock_.now();
-  for (const auto& [peer, departure] : departures_) {
+  for (const auto& [gone, departure] : departures_) {
+    const Peer peer = gone;  // clang before 16 lets no lambda capture a structured binding
     if (now < departure.when + (departure.orderly ? kGraceLeft : kGraceLost)) continue;
     for (size_t i = 0; i < channels_.size(); ++i) {
       Channel& channel = *channels_[i];

@@ -109,8 +109,9 @@ class Predictor {
     if (n_ <= locals) return near_;
     const int hops = steps::count_per_segment(s_);
     const bool once = steps::segment_count(s_) == 1;
-    const double far = once ? static_cast<double>((hops + locals - 1) / locals) / hops
-                            : 1 / static_cast<double>(locals);
+    const int far_hops = (hops + locals - 1) / locals;
+    const double far =
+        once ? static_cast<double>(far_hops) / hops : 1 / static_cast<double>(locals);
     return {far * far_.alpha + (1 - far) * near_.alpha, far * far_.beta + (1 - far) * near_.beta,
             locals == 1 ? far_.beta : std::max(far_.beta, near_.beta)};
   }

@@ -213,7 +213,7 @@ class Verifier {
   }
 
   // What element e of the result at `position_` must be (its order apart).
-  Value expected(size_t e) const {
+  [[nodiscard]] Value expected(size_t e) const {
     const auto size = static_cast<size_t>(schedule_.size);
     const size_t each = schedule_.count / size;
     switch (schedule_.collective) {
