@@ -4,6 +4,7 @@
 
 #include <array>
 #include <catch2/catch.hpp>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -216,4 +217,18 @@ TEST_CASE("a message to oneself that a group starts after abort() ends") {
           RANK_CHECK(half.done());
           return 0;
         }) == "");
+}
+
+TEST_CASE("groups that end in another order than they should do no harm") {
+  auto comm = Communicator::create(Rendezvous());
+  REQUIRE(comm.ok());
+  std::array<float, 4> x{1, 2, 3, 4};
+  auto outer = std::make_unique<Group>();
+  Work first = comm->all_reduce(x.data(), x.data(), x.size(), DType::f32, Op::sum);
+  auto inner = std::make_unique<Group>();
+  Work second = comm->all_reduce(x.data(), x.data(), x.size(), DType::f32, Op::sum);
+  outer.reset();
+  CHECK(inner->submit().wait(1s).ok());
+  CHECK(first.wait(1s).code() == Code::aborted);
+  CHECK(second.wait(1s).code() == Code::aborted);
 }

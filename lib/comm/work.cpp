@@ -247,7 +247,8 @@ Group::~Group() {
   if (!open_) return;
   --group.depth;
   std::vector<Held> dropped;
-  const auto first = group.held.begin() + static_cast<ptrdiff_t>(first_);
+  const auto first =
+      group.held.begin() + static_cast<ptrdiff_t>(std::min(first_, group.held.size()));
   std::move(first, group.held.end(), std::back_inserter(dropped));
   group.held.erase(first, group.held.end());
   const Status why(Code::aborted, "the group was dropped without submit(): nothing was started");
@@ -261,7 +262,7 @@ Group::~Group() {
 Work Group::submit() {
   if (!open_) return Work(Status(Code::invalid_argument, "this group was submitted already"));
   open_ = false;
-  Work all = done_with(std::span(group.held).subspan(first_));
+  Work all = done_with(std::span(group.held).subspan(std::min(first_, group.held.size())));
   if (--group.depth == 0) start_held();
   return all;
 }
