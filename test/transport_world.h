@@ -39,7 +39,7 @@ struct Kind {
 };
 std::vector<Kind> kinds();
 std::vector<Kind> sleeping_kinds();  // those whose ranks may be threads, which sleep
-std::vector<Kind> process_kinds();  // those with make_one
+std::vector<Kind> process_kinds();   // those with make_one
 
 // True while this thread is inside progress() or cancel().
 inline thread_local bool may_call_back = false;

@@ -11,7 +11,7 @@ namespace ringfold {
 namespace {
 
 Picoseconds rounded(double picoseconds) {
-  return static_cast<Picoseconds>(picoseconds + 0.5);
+  return std::llround(picoseconds);
 }
 Picoseconds picoseconds(Nanoseconds time) {
   return time.count() * 1000;

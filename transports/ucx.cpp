@@ -129,10 +129,9 @@ Status UcxTransport::usable(Link& link) {
   const ucs_status_t status = ucx_.ucp_ep_create(worker_->handle(), &params, &link.endpoint);
   if (status == UCS_OK) return {};
   link.endpoint = nullptr;
-  const Status why(Code::peer_lost,
-                   fmt::format("UCX cannot reach {}: {}. Compare `ucx_info -d` and the "
-                               "UCX_NET_DEVICES and UCX_TLS variables of both hosts",
-                               describe(link), ucx_.ucs_status_string(status)));
+  Status why(Code::peer_lost, fmt::format("UCX cannot reach {}: {}. Compare `ucx_info -d` and the "
+                                          "UCX_NET_DEVICES and UCX_TLS variables of both hosts",
+                                          describe(link), ucx_.ucs_status_string(status)));
   failed_.emplace_back(&link, why);
   return why;
 }

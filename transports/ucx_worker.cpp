@@ -17,7 +17,7 @@ constexpr size_t kAlignment = 64;
 std::atomic<unsigned> forks{0};
 
 unsigned watch_forks() {
-  [[maybe_unused]] static const int once =
+  [[maybe_unused]] static const int kOnce =
       pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
   return forks.load(std::memory_order_relaxed);
 }
