@@ -14,6 +14,8 @@ namespace {
 // How long the thread stays aside after the last helper left, if nothing is pending: a loop of
 // blocking calls then never wakes it. Also how late it takes over where a caller was expected to.
 constexpr auto kLinger = std::chrono::milliseconds(2);
+// How long a caller spins for the thread to stand aside before it gives the core away.
+constexpr int kTurnsBeforeYield = 200;
 // It looks ever less often while one and the same caller waits.
 constexpr auto kLongestDoze = std::chrono::milliseconds(500);
 // Other processes that want this core get it so many times before a driver goes to sleep, which
@@ -126,6 +128,14 @@ bool EngineThread::help(const std::atomic<bool>& done, Nanoseconds until) {
   helped_.fetch_add(1, std::memory_order_relaxed);
   if (asleep_.load() != 0) ring();  // the thread stands aside
   std::unique_lock driver(driver_, std::try_to_lock);
+  // The thread leaves as soon as it sees us; another caller would not.
+  for (int turns = 0; !driver.owns_lock() && thread_drives_.load(); ++turns) {
+    if (turns < kTurnsBeforeYield)
+      relax();
+    else
+      sched_yield();
+    (void)driver.try_lock();
+  }
   const bool drove = driver.owns_lock();
   bool slept = false;
   if (drove)
@@ -163,8 +173,11 @@ void EngineThread::run() {
       std::this_thread::yield();
       continue;
     }
+    thread_drives_.store(true);
     drive(
         driver, [this] { return stop_.load() || helpers_.load() != 0; }, Nanoseconds::max());
+    if (driver.owns_lock()) driver.unlock();
+    thread_drives_.store(false);
   }
 }
 
