@@ -18,6 +18,9 @@ namespace {
 constexpr Nanoseconds kDefaultTimeout = std::chrono::minutes(10);
 constexpr Nanoseconds kDefaultSpin = std::chrono::microseconds(20);
 constexpr Nanoseconds kFlush = std::chrono::seconds(1);
+// After a failure all ranks leave at once, some before UCX has finished its handshakes; then UCX
+// 1.13 ends the process of the others by an assertion. So whoever leaves looks after them a little.
+constexpr Nanoseconds kHandshakes = std::chrono::milliseconds(200);
 constexpr std::string_view kAllTransports = "loopback,shm,ucx";
 
 // A comma-separated list of transports, each of them known.
@@ -232,6 +235,7 @@ void World::listen() {
   control_source_ = std::make_unique<ControlSource>(*control_);
   engine_.add(*control_source_);
   engine_.on_failed = [this](const Channel& channel, const Status& why) {
+    failed_ = true;
     Notice notice;
     notice.comm = channel.id;
     notice.code = why.code();
@@ -268,6 +272,7 @@ void World::on_notice(const Notice& notice) {
       break;
   }
   if (notice.code != Code::ok) {
+    failed_ = true;
     engine_.fail(notice.comm, Status(notice.code, notice.text), false);
     return;
   }
@@ -324,6 +329,9 @@ World::~World() {
   };
   while ((engine_.busy() || !flushed()) && clock.now() < until)
     if (!engine_.poll()) std::this_thread::yield();
+  const Nanoseconds linger = clock.now() + kHandshakes;
+  while (failed_ && ucx_ && clock.now() < linger)
+    if (!engine_.poll()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (control_) control_->leave();
 }
 

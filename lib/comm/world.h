@@ -72,6 +72,7 @@ class World {
   std::vector<Transport*> routes_;  // by world rank; null for myself
   SlotPool slots_;
   Engine engine_;
+  std::atomic<bool> failed_{false};  // some communicator of this world has failed
   std::unique_ptr<EngineThread> thread_;
   std::atomic<uint64_t> ids_given_{0};
 };

@@ -324,18 +324,19 @@ void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
   if (on_failed && tell) on_failed(channel, why);
 }
 
-// An operation met an error. If ranks differ, both sides' words are wanted before all are told.
+// An operation met an error: who is to blame, and in which words, may take a moment to find out.
 void Engine::failed_by_itself(Operation& operation) {
   const Execution& execution = *operation.execution;
-  const int partner = execution.failed_position();
-  if (execution.status().code() == Code::mismatch && !operation.what.point_to_point && partner >= 0)
-    suspect(*operation.channel, operation.channel->peers[static_cast<size_t>(partner)],
-            operation.id.seq);
+  const Status why(execution.status().code(),
+                   operation.text() + ": " + execution.status().message());
+  const Peer peer = execution.failed_peer();
+  if (why.code() == Code::peer_lost && peer >= 0)
+    // It may have left because another rank died: whoever heard of that first says so soon.
+    departures_.try_emplace(peer, Departure{clock_.now(), why, false});
+  else if (why.code() == Code::mismatch && !operation.what.point_to_point && peer >= 0)
+    suspect(*operation.channel, peer, operation.id.seq);
   else
-    fail_channel(
-        *operation.channel,
-        Status(execution.status().code(), operation.text() + ": " + execution.status().message()),
-        true);
+    fail_channel(*operation.channel, why, true);
 }
 
 void Engine::suspect(Channel& channel, Peer peer, uint32_t seq) {
@@ -366,23 +367,29 @@ void Engine::check_deadlines() {
   }
 }
 
-// A peer that is gone fails what needs it: at once if it died, and after a moment if it left in
-// order (what it sent before may still be on its way).
+// A peer that died fails every communicator it belongs to. One that left in order fails only what
+// waits for it, and only after a moment: what it sent before may still be on its way.
 void Engine::check_departures() {
   if (departures_.empty()) return;
   const Nanoseconds now = clock_.now();
-  for (const auto& [gone, departure] : departures_) {
-    const Peer peer = gone;  // clang before 16 lets no lambda capture a structured binding
-    if (now < departure.when + (departure.orderly ? kGraceLeft : kGraceLost)) continue;
-    for (size_t i = 0; i < channels_.size(); ++i) {
-      Channel& channel = *channels_[i];
-      if (!channel.failed.ok() || std::ranges::find(channel.peers, peer) == channel.peers.end())
-        continue;
-      const bool needed = std::ranges::any_of(running_, [&](const auto& operation) {
-        return operation->channel.get() == &channel && operation->execution->waits_for(peer);
-      });
-      if (!departure.orderly || needed) fail_channel(channel, departure.why, !departure.orderly);
-    }
+  for (const auto& [peer, departure] : departures_) {
+    if (departure.orderly || now < departure.when + kGraceLost) continue;
+    for (size_t i = 0; i < channels_.size(); ++i)
+      if (std::ranges::find(channels_[i]->peers, peer) != channels_[i]->peers.end())
+        fail_channel(*channels_[i], departure.why, true);
+  }
+  for (auto& operation : running_) {
+    const auto gone = std::ranges::find_if(departures_, [&](const auto& entry) {
+      const Execution& execution = *operation->execution;
+      return entry.second.orderly &&
+             (execution.waits_for(entry.first) || execution.failed_peer() == entry.first);
+    });
+    if (gone == departures_.end())
+      operation->starved = Nanoseconds(0);
+    else if (operation->starved == Nanoseconds(0))
+      operation->starved = now;
+    else if (now >= operation->starved + kGraceLeft)
+      fail_channel(*operation->channel, gone->second.why, true);
   }
 }
 

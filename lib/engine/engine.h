@@ -89,6 +89,7 @@ class Operation {
   Nanoseconds deadline{};  // on the engine's clock
 
   // Set by the engine.
+  Nanoseconds starved{};  // since when it is seen waiting for a peer that has left; 0: it is not
   MessageId id;
   std::optional<Execution> execution;
   [[nodiscard]] std::string text() const;  // "rank 1, operation 17: all_reduce f32 ..."

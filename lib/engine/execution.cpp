@@ -367,6 +367,12 @@ void Execution::fail(const Status& why) {
   }
 }
 
+// The first failure counts, and whose it was.
+void Execution::fail_with(int position, const Status& why) {
+  if (status_.ok()) failed_peer_ = route_.peer[static_cast<size_t>(position)];
+  fail(why);
+}
+
 // ---- completions ------------------------------------------------------------------------------
 
 void Execution::on_arrival(Completion* completion, const Status& status) noexcept {
@@ -381,9 +387,7 @@ void Execution::on_arrival(Completion* completion, const Status& status) noexcep
   receive.state = State::done;
   if (completion->lender != nullptr)
     self.route_.transport[static_cast<size_t>(receive.from)]->give_back(completion);
-  if (status.ok() || !self.status_.ok()) return;
-  self.failed_position_ = receive.from;
-  self.fail(status);
+  if (!status.ok()) self.fail_with(receive.from, status);
 }
 
 void Execution::on_consumed(Completion* completion, const Status& status) noexcept {
@@ -421,7 +425,7 @@ void Execution::on_sent(Completion* completion, const Status& status) noexcept {
   self.woken_ = true;
   send.state = State::done;
   self.free_slot(send.slot);
-  if (!status.ok()) self.fail(status);
+  if (!status.ok()) self.fail_with(send.to, status);
 }
 
 // ---- for people -------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ class Execution {
   // which the caller cancels the communicator in the transports.
   void fail(const Status& why);
   [[nodiscard]] const Status& status() const { return status_; }
-  // The position whose message made it fail by itself; -1 if it was told to.
-  [[nodiscard]] int failed_position() const { return failed_position_; }
+  // The peer whose message made it fail by itself; -1 if it was told to.
+  [[nodiscard]] Peer failed_peer() const { return failed_peer_; }
 
   // "step 5 of 14, piece 3 from position 2", for time-outs; the position waited for, or -1.
   [[nodiscard]] std::string waiting_for() const;
@@ -130,6 +130,8 @@ class Execution {
   void free_slot(int slot);
   int take_transit(int step, uint32_t piece);
 
+  void fail_with(int position, const Status& why);
+
   static void on_arrival(Completion* completion, const Status& status) noexcept;
   static void on_consumed(Completion* completion, const Status& status) noexcept;
   static void on_staged(Completion* completion, const Status& status) noexcept;
@@ -155,7 +157,7 @@ class Execution {
   int outstanding_ = 0;  // completions that have not come back
   bool woken_ = true;
   Status status_;
-  int failed_position_ = -1;
+  Peer failed_peer_ = -1;
   uint64_t bytes_sent_ = 0;
   struct Cached {
     int index = -1;

@@ -12,6 +12,7 @@
 #include <array>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "lib/base/flat_map.h"
 #include "lib/engine/transport.h"
@@ -67,7 +68,9 @@ class Matcher {
   // `drop(peer, id, early)` frees each message that came for it and was never asked for.
   template <class Drop>
   void finish(uint32_t comm, uint32_t seq, Drop drop) {
-    comms_[comm].entry(seq).open = false;
+    const auto known = comms_.find(comm);
+    if (known == comms_.end()) return;  // cancelled
+    known->second.entry(seq).open = false;
     if (early_.size() != 0)
       sweep(
           early_, [&](const Key& key) { return key.comm == comm && key.seq == seq; }, drop);
@@ -94,10 +97,10 @@ class Matcher {
       posted_.erase(key);
       return posted->fingerprint == id.fingerprint ? Verdict::matched : Verdict::mismatch;
     }
-    if ((id.comm & kPointToPoint) != 0) return cancelled(id.comm) ? Verdict::drop : Verdict::early;
+    if (cancelled_.contains(id.comm)) return Verdict::drop;
+    if ((id.comm & kPointToPoint) != 0) return Verdict::early;
     const auto comm = comms_.find(id.comm);
     if (comm == comms_.end()) return Verdict::early;
-    if (comm->second.cancelled) return Verdict::drop;
     const Operation& operation = comm->second.entry(id.seq);
     const bool known = static_cast<int32_t>(id.seq - comm->second.opened) < 0;
     if (!known) return Verdict::early;
@@ -121,7 +124,8 @@ class Matcher {
   // early)` get what was pending.
   template <class Fail, class Drop>
   void cancel(uint32_t comm, Fail fail, Drop drop) {
-    comms_[comm].cancelled = true;
+    comms_.erase(comm);
+    cancelled_.insert(comm);
     const auto its = [&](const Key& key) { return key.comm == comm; };
     sweep(posted_, its, fail);
     sweep(early_, its, drop);
@@ -170,14 +174,8 @@ class Matcher {
   struct Operations {
     std::array<Operation, kOperationHistory> recent;
     uint32_t opened = 0;  // every seq below has been opened
-    bool cancelled = false;
     Operation& entry(uint32_t seq) { return recent[seq % kOperationHistory]; }
   };
-
-  [[nodiscard]] bool cancelled(uint32_t comm) const {
-    const auto found = comms_.find(comm);
-    return found != comms_.end() && found->second.cancelled;
-  }
 
   // Removes the entries that `which` selects, then calls `f` for each: f may post again.
   template <class Value, class Which, class F>
@@ -194,6 +192,7 @@ class Matcher {
   FlatMap<Key, Posted> posted_;
   FlatMap<Key, Early> early_;
   std::unordered_map<uint32_t, Operations> comms_;
+  std::unordered_set<uint32_t> cancelled_;
 };
 
 }  // namespace ringfold
