@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,16 @@ class Guarded {
   size_t bytes_, begin_, base_ = 0;
   std::vector<unsigned char> memory_;
 };
+
+// The transports between processes that this build has, and `more`.
+inline std::vector<std::string> transports(const std::optional<std::string>& more = {}) {
+  std::vector<std::string> all = {"shm"};
+#ifdef RINGFOLD_TEST_UCX
+  all.emplace_back("ucx");
+#endif
+  if (more) all.push_back(*more);
+  return all;
+}
 
 // What goes wrong with `body` on `ranks` processes connected by `transport`; empty: nothing.
 inline std::string on_transport(int ranks, const std::string& transport, Options options,

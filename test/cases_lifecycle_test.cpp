@@ -55,7 +55,7 @@ size_t rounds(size_t quick, size_t slow) {
 }  // namespace
 
 TEST_CASE("C52: a thousand lives of a communicator leave nothing behind") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   const size_t lives = rounds(transport == "shm" ? 100 : 20, transport == "shm" ? 1000 : 200);
   const rlimit few{256, 256};
   CHECK(run_ranks(2, 170s, [&](const Rendezvous& where) {
@@ -109,7 +109,7 @@ TEST_CASE("C53: memory stays flat over very many small operations, waited for or
 }
 
 TEST_CASE("C54: a barrier and the end right after it fail nobody") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   const size_t lives = rounds(transport == "shm" ? 40 : 10, transport == "shm" ? 300 : 60);
   CHECK(run_ranks(4, 170s, [&](const Rendezvous& where) {
           std::mt19937 random(static_cast<unsigned>(where.rank));
@@ -150,7 +150,7 @@ TEST_CASE("C62: ranks that do nothing, and ranks that wait, use no processor") {
   const Nanoseconds pause = rounds(3, 10) * 1s;
   const double allowed = 0.005 * std::chrono::duration<double>(pause).count();
   INFO((waiting ? "waiting in a barrier" : "doing nothing"));
-  CHECK(on_transport(4, GENERATE("shm", "ucx"), {}, [&](Communicator& comm) {
+  CHECK(on_transport(4, GENERATE(from_range(transports())), {}, [&](Communicator& comm) {
           rank_ok(comm.barrier().wait());
           const double before = cpu_seconds();
           if (!waiting || comm.rank() == 0) std::this_thread::sleep_for(pause);
@@ -163,7 +163,7 @@ TEST_CASE("C62: ranks that do nothing, and ranks that wait, use no processor") {
 }
 
 TEST_CASE("C24: a rank killed in mid-operation is an error on all others, named, within a second") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   Shared<std::atomic<int>> running;
   Processes ranks(4, [&](const Rendezvous& where) {
     Options options;
@@ -194,7 +194,7 @@ TEST_CASE("C24: a rank killed in mid-operation is an error on all others, named,
 }
 
 TEST_CASE("C27: abort from another thread ends the blocked call, here and elsewhere") {
-  CHECK(on_transport(3, GENERATE("shm", "ucx"), {}, [](Communicator& comm) {
+  CHECK(on_transport(3, GENERATE(from_range(transports())), {}, [](Communicator& comm) {
           if (comm.rank() == 2) {  // never calls; hears of it
             const auto until = std::chrono::steady_clock::now() + 5s;
             while (comm.health().ok() && std::chrono::steady_clock::now() < until)
@@ -221,7 +221,7 @@ TEST_CASE("C27: abort from another thread ends the blocked call, here and elsewh
 TEST_CASE("C22: a rank that skips a call: a time-out on all, which says who was waited for") {
   Options options;
   options.timeout = 1s;
-  CHECK(on_transport(4, GENERATE("shm", "ucx"), options, [](Communicator& comm) {
+  CHECK(on_transport(4, GENERATE(from_range(transports())), options, [](Communicator& comm) {
           int64_t x = 1;
           if (comm.rank() == 3) std::this_thread::sleep_for(2s);
           const Status status = comm.all_reduce(&x, &x, 1, DType::i64, Op::sum).wait();
@@ -232,7 +232,7 @@ TEST_CASE("C22: a rank that skips a call: a time-out on all, which says who was 
 }
 
 TEST_CASE("C49: a forked child is refused and ends; the parent goes on") {
-  CHECK(on_transport(2, GENERATE("shm", "ucx"), {}, [](Communicator& comm) {
+  CHECK(on_transport(2, GENERATE(from_range(transports())), {}, [](Communicator& comm) {
           int64_t x = 1;
           rank_ok(comm.all_reduce(&x, &x, 1, DType::i64, Op::max).wait());
           for (int i = 0; i < 4; ++i) {
@@ -251,7 +251,7 @@ TEST_CASE("C49: a forked child is refused and ends; the parent goes on") {
 }
 
 TEST_CASE("C50: threads with communicators of their own, and threads that share one") {
-  CHECK(on_transport(2, GENERATE("shm", "ucx"), {}, [](Communicator& comm) {
+  CHECK(on_transport(2, GENERATE(from_range(transports())), {}, [](Communicator& comm) {
           std::vector<Communicator> own;
           for (int t = 0; t < 4; ++t) {
             auto part = comm.split(0, comm.rank());
@@ -286,7 +286,7 @@ TEST_CASE("C50: threads with communicators of their own, and threads that share 
 }
 
 TEST_CASE("C51: two communicators, many operations in flight, waited for in reverse") {
-  CHECK(on_transport(3, GENERATE("shm", "ucx"), {}, [](Communicator& comm) {
+  CHECK(on_transport(3, GENERATE(from_range(transports())), {}, [](Communicator& comm) {
           auto other = comm.split(0, comm.rank());
           if (!rank_ok(other.status())) return;
           std::vector<std::vector<int64_t>> data;

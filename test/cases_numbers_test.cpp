@@ -43,7 +43,7 @@ void exact_all_reduce(Communicator& comm, size_t count, DType type, Op op, bool 
 }  // namespace
 
 TEST_CASE("C01: counts that no number of ranks divides") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   CHECK(on_transport(8, transport, forced(Algorithm::ring), [](Communicator& comm) {
           for (const size_t count : {1, 2, 3, 5, 7, 11, 13, 17, 1009, 65'537, 1'055'687}) {
             std::vector<float> x(count);
@@ -72,7 +72,7 @@ TEST_CASE("C02: one rank, every count: the whole output is written") {
 }
 
 TEST_CASE("C03, C15: any number of ranks, any count, in place and out of place alike") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   const int n = GENERATE(2, 3, 4, 5, 6, 7, 9);
   INFO(transport << ", " << n << " ranks");
   CHECK(on_transport(n, transport, {}, [](Communicator& comm) {
@@ -86,7 +86,7 @@ TEST_CASE("C03, C15: any number of ranks, any count, in place and out of place a
 }
 
 TEST_CASE("C04: fewer elements than ranks, every type, the ring forced") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   CHECK(on_transport(6, transport, forced(Algorithm::ring), [](Communicator& comm) {
           for (const DType type : kTypes)
             for (size_t count = 0; count <= 13; ++count) {
@@ -103,7 +103,7 @@ TEST_CASE("C04: fewer elements than ranks, every type, the ring forced") {
 }
 
 TEST_CASE("C05: sizes around every internal threshold") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   const int n = GENERATE(2, 4);
   CHECK(on_transport(n, transport, {}, [](Communicator& comm) {
           for (size_t bytes = 91'300; bytes <= 91'340; ++bytes)
@@ -148,7 +148,7 @@ TEST_CASE("C06: minimum and maximum with negative numbers") {
 }
 
 TEST_CASE("C07, C09: every type with every operation, at every element") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   const int n = GENERATE(2, 3);
   CHECK(on_transport(n, transport, {}, [](Communicator& comm) {
           for (const DType type : kTypes)
@@ -174,7 +174,7 @@ TEST_CASE("C08: integers wrap") {
 }
 
 TEST_CASE("C12: no elements, also without pointers, and the next operation is in step") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   const int n = GENERATE(1, 2, 3, 4);
   CHECK(on_transport(n, n == 1 ? "" : transport, {}, [](Communicator& comm) {
           rank_ok(comm.all_reduce(nullptr, nullptr, 0, DType::f32, Op::sum).wait());
@@ -185,7 +185,7 @@ TEST_CASE("C12: no elements, also without pointers, and the next operation is in
 }
 
 TEST_CASE("C13: nothing on one side only is a mismatch on all ranks") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   CHECK(on_transport(4, transport, {}, [](Communicator& comm) {
           std::vector<float> x(8, 1.0F);
           const size_t count = comm.rank() == 0 ? 0 : 8;
@@ -200,7 +200,7 @@ TEST_CASE("C13: nothing on one side only is a mismatch on all ranks") {
 }
 
 TEST_CASE("C14: buffers aligned to their elements only, differently on every rank") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   CHECK(on_transport(3, transport, {}, [](Communicator& comm) {
           for (const DType type : {DType::f16, DType::bf16, DType::i8, DType::f32, DType::f64})
             for (size_t offset = 0; offset < 16; ++offset) {

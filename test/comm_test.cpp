@@ -91,7 +91,8 @@ void exercise(Communicator& comm, size_t count) {
 }  // namespace
 
 TEST_CASE("every collective between processes, on every transport, at every size") {
-  const std::string transport = GENERATE("shm", "ucx", "");
+  if (transports().size() == 1) skip("ucx: built without it");
+  const std::string transport = GENERATE(from_range(transports("")));
   for (const int n : {1, 2, 3, 5}) {
     INFO("transport " << transport << ", " << n << " ranks");
     CHECK(run_ranks(n, 60s, [&](const Rendezvous& where) {
@@ -157,7 +158,7 @@ TEST_CASE("split makes communicators that work at once and beside each other") {
 }
 
 TEST_CASE("a barrier, and a collective of nothing, hold everybody until the last has come") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   const int n = GENERATE(2, 3, 4, 6);
   Shared<std::atomic<int>> arrived;
   CHECK(run_ranks(n, 60s, [&](const Rendezvous& where) {
@@ -178,7 +179,7 @@ TEST_CASE("a barrier, and a collective of nothing, hold everybody until the last
 }
 
 TEST_CASE("a rank that is through and leaves does not fail those who still wait for another") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   CHECK(run_ranks(4, 60s, [&](const Rendezvous& where) {
           Options options;
           options.transports = transport;
@@ -230,7 +231,7 @@ TEST_CASE("a communicator ends at once, whatever others of the same ranks still 
 }
 
 TEST_CASE("what the transports count is what the model says: 2(N-1)/N of the bytes") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   const int n = GENERATE(2, 3, 4, 5);
   CHECK(on_transport(n, transport, forced(Algorithm::ring), [](Communicator& comm) {
           const auto ranks = static_cast<size_t>(comm.size());

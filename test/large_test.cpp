@@ -34,7 +34,7 @@ void sum_in_place(Communicator& comm, size_t count, DType type, Value value) {
 }  // namespace
 
 TEST_CASE("C10, C11: more than 2^31 elements, more than 2^31 bytes") {
-  const std::string transport = GENERATE("shm", "ucx");
+  const std::string transport = GENERATE(from_range(transports()));
   Options options;
   options.piece_bytes = 1 << 20;
   CHECK(on_transport(

@@ -206,12 +206,16 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
     routes_[peer] = loopback_.get();
     return loopback_->connect(member.rank, fmt::format("loopback {}", member.rank));
   }
+  std::string lacks = !near                                ? "UCX is needed between hosts"
+                      : allowed(settled.transports, "shm") ? "shared memory failed on one of them"
+                                                           : "shared memory is not among them";
   const std::string* shm = address_of(member, "shm");
   if (near && shm_ && shm != nullptr) {
     routes_[peer] = shm_.get();
     Status status = shm_->connect(member.rank, *shm);
     if (status.code() != Code::unsupported) return status;
-    log_line(LogLevel::info, status.message());
+    lacks = status.message();
+    log_line(LogLevel::info, lacks);
   }
   const std::string* ucx = address_of(member, "ucx");
   if (ucx_ && ucx != nullptr) {
@@ -221,10 +225,8 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
   return {
       Code::unsupported,
       fmt::format("no transport reaches rank {} on host {} from rank {} on host {}: allowed are "
-                  "{}; {}",
-                  member.rank, member.host_name, rank_, mine.host_name, settled.transports,
-                  near ? "shared memory was refused (RINGFOLD_LOG=warn says why)"
-                       : "UCX is needed between hosts (RINGFOLD_LOG=warn says what it lacks)")};
+                  "{}; {} (RINGFOLD_LOG=warn says more)",
+                  member.rank, member.host_name, rank_, mine.host_name, settled.transports, lacks)};
 }
 
 // ---- news of failures -------------------------------------------------------------------------
