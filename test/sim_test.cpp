@@ -271,7 +271,8 @@ TEST_CASE("real data over the simulated network is exact") {
         for (size_t r = 0; r < data.size(); ++r) {
           for (size_t i = 0; i < kCount; ++i) {
             data[r].push_back(static_cast<int64_t>((seed + r) * (i + 1) * 2654435761u));
-            sum[i] += data[r][i];
+            sum[i] = static_cast<int64_t>(static_cast<uint64_t>(sum[i]) +
+                                          static_cast<uint64_t>(data[r][i]));
           }
         }
         SlotPool slots;

@@ -43,7 +43,8 @@ Child in_child(F inside) {
   Child child;
   if (pid < 0) child.trouble = "cannot fork";
   const auto until = std::chrono::steady_clock::now() + kPatience;
-  while (pid > 0) {
+  for (;;) {
+    if (pid < 0) break;
     const auto left = until - std::chrono::steady_clock::now();
     pollfd wait{ends[0], POLLIN, 0};
     const int ready = poll(&wait, 1, static_cast<int>(left / std::chrono::milliseconds(1)));

@@ -285,8 +285,10 @@ bool Loopback::progress() {
 // A dead rank does nothing, but whoever plays it may clean up after it.
 bool Loopback::bury() {
   const bool moved = take_in();
-  for (const Event& event : std::exchange(events_, {}))
+  for (const Event& event : std::exchange(events_, {})) {
     if (const auto* back = std::get_if<Returned>(&event)) returned(back->message);
+    if (const auto* arrived = std::get_if<Arrived>(&event)) arrived->message->release();
+  }
   return moved;
 }
 

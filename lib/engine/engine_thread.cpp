@@ -52,13 +52,13 @@ EngineThread::~EngineThread() {
   close(doorbell_);
 }
 
-// Somebody has work for whoever drives. A driver that is awake will see it by itself.
-// The fence pairs with the one in drive(): either the driver sees the request before it sleeps, or
-// it is seen asleep here.
 thread_local bool EngineThread::caller_waits_ = false;
 
+// Somebody has work for whoever drives. A driver that is awake will see it by itself.
+// Both write `meeting_`, here and in drive(): whoever comes second sees what the other did before.
+// So either the driver sees the request before it sleeps, or it is seen asleep here.
 void EngineThread::ring() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  meeting_.fetch_add(1);
   if (asleep_.load() != 0) {
     const uint64_t one = 1;
     [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
@@ -97,7 +97,7 @@ bool EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanose
     }
     yields = 0;
     asleep_.fetch_add(1);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    meeting_.fetch_add(1);
     engine_.arm(&sleep);
     if (!sleep.now && !stop()) {  // another poll() here would undo the arming
       fds.assign(1, {doorbell_, POLLIN, 0});

@@ -52,6 +52,7 @@ class EngineThread {
   std::atomic<int> helpers_{0};
   std::atomic<uint32_t> helped_{0};
   std::atomic<int> asleep_{0};  // drivers inside poll(2)
+  std::atomic<uint32_t> meeting_{0};
   std::atomic<bool> thread_drives_{false};
   std::atomic<bool> stop_{false};
 
