@@ -33,11 +33,6 @@ static_assert(step(kDrawn, 1, 1).recv == Range{200, 100});
 static_assert(step(kDrawn, 1, 1).mine == 1 && step(kDrawn, 1, 1).theirs == 2);
 static_assert(sizeof(Schedule) <= 48);
 
-bool has_root(Collective collective) {
-  return collective == Collective::broadcast || collective == Collective::reduce ||
-         collective == Collective::gather || collective == Collective::scatter;
-}
-
 // Elements of the frame (has_parts: of each part) that are worth trying on n ranks.
 std::set<size_t> counts_for(Collective collective, int n) {
   const auto size = static_cast<size_t>(n);

@@ -182,6 +182,11 @@ constexpr bool has_parts(Collective collective) {
   }
   return false;
 }
+// Whether one rank, the root, plays another part than the rest.
+constexpr bool has_root(Collective collective) {
+  return collective == Collective::broadcast || collective == Collective::reduce ||
+         collective == Collective::gather || collective == Collective::scatter;
+}
 
 namespace steps {
 

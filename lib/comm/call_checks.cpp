@@ -30,11 +30,6 @@ Status check_elements(size_t count, DType type) {
   return {};
 }
 
-bool is_rooted(Collective collective) {
-  return collective == Collective::broadcast || collective == Collective::reduce ||
-         collective == Collective::gather || collective == Collective::scatter;
-}
-
 }  // namespace
 
 Status Communicator::Impl::usable() const {
@@ -90,7 +85,7 @@ Status Communicator::Impl::check(const Call& call) const {
     return {Code::invalid_argument, fmt::format("operation {}: expected 0 to {}",
                                                 static_cast<int>(call.reduction.op), kOps - 1)};
   const size_t element = size_of(call.type);
-  if (is_rooted(call.collective) && (call.root < 0 || call.root >= size_))
+  if (has_root(call.collective) && (call.root < 0 || call.root >= size_))
     return {Code::invalid_argument, fmt::format("root {}: expected 0 to {}", call.root, size_ - 1)};
   Schedule schedule;
   schedule.collective = call.collective;

@@ -296,12 +296,6 @@ void World::on_notice(const Notice& notice) {
 
 // ---- the rest ---------------------------------------------------------------------------------
 
-bool World::same_host(const std::vector<Peer>& peers) const {
-  return std::ranges::all_of(peers, [&](Peer peer) {
-    return members_[static_cast<size_t>(peer)].host == members_[static_cast<size_t>(peers[0])].host;
-  });
-}
-
 uint64_t World::bytes_sent() const {
   uint64_t sum = 0;
   for (const Transport* transport : {loopback_.get(), shm_.get(), ucx_.get()})

@@ -43,7 +43,6 @@ class World {
   [[nodiscard]] EngineThread& thread() { return *thread_; }
   [[nodiscard]] SlotPool& slots() { return slots_; }
   [[nodiscard]] Transport* route(Peer peer) const { return routes_[static_cast<size_t>(peer)]; }
-  [[nodiscard]] bool same_host(const std::vector<Peer>& peers) const;
   [[nodiscard]] uint64_t bytes_sent() const;
   // False in a child that was forked after the world was made: nothing here may be used there.
   [[nodiscard]] bool usable() const;

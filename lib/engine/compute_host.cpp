@@ -44,13 +44,6 @@ void SlotPool::give(Block block) {
   free_.push_back(std::move(block));
 }
 
-size_t SlotPool::bytes_held() const {
-  const std::lock_guard lock(lock_);
-  size_t sum = 0;
-  for (const Block& block : free_) sum += block.bytes;
-  return sum;
-}
-
 HostCompute::HostCompute(const Schedule& schedule, int position, const void* input, void* work,
                          DType type, Reduction reduction, size_t piece, SlotPool& pool)
     : type_(type),

@@ -22,11 +22,10 @@ class SlotPool {
   };
   Block take(size_t bytes);
   void give(Block block);
-  [[nodiscard]] size_t bytes_held() const;
 
  private:
   static constexpr size_t kKept = 8;  // blocks
-  mutable std::mutex lock_;
+  std::mutex lock_;
   std::vector<Block> free_;
 };
 

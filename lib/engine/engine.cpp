@@ -19,11 +19,6 @@ uint32_t mix(uint32_t hash, uint64_t value) {
   return static_cast<uint32_t>(h ^ (h >> 32));
 }
 
-bool rooted(Collective collective) {
-  return collective == Collective::broadcast || collective == Collective::reduce ||
-         collective == Collective::gather || collective == Collective::scatter;
-}
-
 bool reduces(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce ||
          collective == Collective::reduce_scatter;
@@ -48,7 +43,7 @@ std::string Description::text() const {
   text += " " + std::string(name(type));
   if (!point_to_point && reduces(schedule.collective)) text += " " + std::string(name(op));
   text += " of " + std::to_string(schedule.count) + " elements";
-  if (!point_to_point && rooted(schedule.collective))
+  if (!point_to_point && has_root(schedule.collective))
     text += ", root " + std::to_string(schedule.root);
   if (!point_to_point)
     text += " (" + std::string(name(schedule.algorithm)) + ", pieces of " +

@@ -24,13 +24,14 @@
 
 #include "lib/engine/compute.h"
 #include "lib/engine/transport.h"
+#include "ringfold/model.h"
 #include "ringfold/schedule.h"
 
 namespace ringfold {
 
 class Execution {
  public:
-  static constexpr int kSlots = 16;
+  static constexpr int kSlots = ringfold::kSlots;  // that choose() counts on
   static constexpr int kStagingSlots = 4;
   static constexpr int kWindow = 16;  // receives posted, and sends in flight, at once
   static constexpr int kLead = 64;    // steps by which sends may run ahead of the receives
