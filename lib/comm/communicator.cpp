@@ -147,7 +147,7 @@ Work Communicator::Impl::collective(const Call& call) {
   state->report.predicted_seconds = chosen->seconds;
   state->started = steady_clock().now();
   if (!world_) {
-    run_or_group(shared_from_this(), state, [this, state, call] { run_alone(*state, call); });
+    run_or_group(shared_from_this(), state, [state, call] { run_alone(*state, call); });
     return Work(std::move(state));
   }
   auto operation = std::make_unique<UserOperation>(state, pending_);
