@@ -48,7 +48,7 @@ struct Liar {
   }
   void hand_over() {
     const Address to = *Address::decode(victim->address());
-    REQUIRE(post.hand_over(to, fd) == Post::Sent::yes);
+    REQUIRE(post.hand_over(to, fd.get()) == Post::Sent::yes);
   }
   bool found_out() {
     const auto limit = real_clock.now() + 5s;
@@ -146,7 +146,7 @@ TEST_CASE("a letter with another token is ignored") {
   Liar liar;
   Address to = *Address::decode(liar.victim->address());
   to.token[3] ^= 1;
-  REQUIRE(liar.post.hand_over(to, liar.fd) == Post::Sent::yes);
+  REQUIRE(liar.post.hand_over(to, liar.fd.get()) == Post::Sent::yes);
   liar.post.say_goodbye(to);
   may_call_back = true;
   for (int i = 0; i < 10'000; ++i) liar.victim->progress();

@@ -22,6 +22,12 @@ constexpr std::array<std::string_view, kOps> kOtherOpNames = {"", "", "", "", ""
 constexpr std::array<std::string_view, 3> kBaselines = {"none", "gather_to_root",
                                                         "parameter_server"};
 
+const std::array<std::string_view, kAlgorithms> kScheduled = [] {
+  std::array<std::string_view, kAlgorithms> names;
+  std::copy_n(kAlgorithmNames.begin(), names.size(), names.begin());
+  return names;
+}();
+
 template <size_t N>
 std::optional<size_t> find(const std::array<std::string_view, N>& names, std::string_view name) {
   const auto at = std::find(names.begin(), names.end(), name);
@@ -189,19 +195,19 @@ void add_environment(CLI::App& bench, BenchOptions& o) {
       ->check(CLI::IsMember({"host", "cuda"}))
       ->default_str("host");
   bench.add_option("--transport", o.transport, "loopback: the ranks are threads of one process")
-      ->check(CLI::IsMember({"auto", "shm", "ucx", "loopback"}))
+      ->check(CLI::IsMember({"auto", "region", "shm", "ucx", "loopback"}))
       ->default_str("auto");
   bench
       .add_option_function<std::string>(
           "--algorithm",
           [&o](const std::string& text) {
-            const auto at = find(kAlgorithmNames, text);
+            const auto at = find(kScheduled, text);
             if (text != "auto" && !at) {
-              refuse("--algorithm", text, fmt::format("auto, {}", listed(kAlgorithmNames)));
+              refuse("--algorithm", text, fmt::format("auto, {}", listed(kScheduled)));
             }
             if (at) o.algorithm = static_cast<Algorithm>(*at);
           },
-          fmt::format("auto, {}", listed(kAlgorithmNames)))
+          fmt::format("auto, {}", listed(kScheduled)))
       ->default_str("auto");
   bench.add_option_function<std::string>(
       "--baseline",

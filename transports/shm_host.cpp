@@ -26,15 +26,16 @@ Status system_error(std::string_view what) {
   return {Code::system, fmt::format("{}: {}", what, std::strerror(errno))};
 }
 
-constexpr uint32_t kLetterMagic = 0x72666c31;
+constexpr uint32_t kLetterMagic = 0x72666c32;
 
 struct Letter {
   uint32_t magic = kLetterMagic;
   Post::News::What what = Post::News::What::segment;
   uint8_t unused[3] = {};
+  uint32_t id = 0;
   Token to{}, from{};
 };
-static_assert(sizeof(Letter) == 40 && std::is_trivially_copyable_v<Letter>);
+static_assert(sizeof(Letter) == 44 && std::is_trivially_copyable_v<Letter>);
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -214,11 +215,12 @@ Post::Sent Post::ring(const Address& to) {
   return send(to, &bell, sizeof(bell), -1);
 }
 
-Post::Sent Post::hand_over(const Address& to, const Fd& segment) {
+Post::Sent Post::hand_over(const Address& to, int segment, uint32_t id) {
   Letter letter;
+  letter.id = id;
   letter.to = to.token;
   letter.from = address_.token;
-  return send(to, &letter, sizeof(letter), segment.get());
+  return send(to, &letter, sizeof(letter), segment);
 }
 
 void Post::say_goodbye(const Address& to) {
@@ -257,6 +259,7 @@ std::optional<Post::News> Post::next() {
     if (letter.what != News::What::segment && letter.what != News::What::goodbye) continue;
     news.what = letter.what;
     news.from = letter.from;
+    news.id = letter.id;
     return news;
   }
 }

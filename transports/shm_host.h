@@ -26,6 +26,7 @@ class Fd {
   }
   ~Fd();
   [[nodiscard]] int get() const { return fd_; }
+  [[nodiscard]] int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
  private:
@@ -84,12 +85,14 @@ class Post {
   enum class Sent : uint8_t { yes, later, gone };
   // Wakes the peer. Where its queue is full something is there for it to wake to.
   Sent ring(const Address& to);
-  Sent hand_over(const Address& to, const Fd& segment);
+  // `id`: what the two agree on to tell one segment from another.
+  Sent hand_over(const Address& to, int segment, uint32_t id = 0);
   void say_goodbye(const Address& to);
 
   struct News {
     enum class What : uint8_t { segment, goodbye } what = What::segment;
     Token from{};
+    uint32_t id = 0;
     Fd segment;
   };
   // The next message of a peer, if there is one; bells are swallowed.

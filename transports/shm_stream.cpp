@@ -41,7 +41,7 @@ bool Shm::prepare(Neighbour& n) {
     if (n.in.get() == nullptr) active_.push_back(&n);
   }
   if (!n.handing_over) return true;
-  const Post::Sent sent = post_.hand_over(n.address, n.handing_over);
+  const Post::Sent sent = post_.hand_over(n.address, n.handing_over.get());
   if (sent != Post::Sent::later) n.handing_over = Fd();
   if (sent == Post::Sent::gone)
     n.fault = {Code::peer_lost, fmt::format("rank {} has closed its socket", n.peer)};

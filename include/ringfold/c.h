@@ -87,7 +87,8 @@ enum {
   RINGFOLD_ALGORITHM_TWO_LEVEL = 4,
   RINGFOLD_ALGORITHM_CHAIN = 5,
   RINGFOLD_ALGORITHM_TREE = 6,
-  RINGFOLD_ALGORITHM_DIRECT = 7
+  RINGFOLD_ALGORITHM_DIRECT = 7,
+  RINGFOLD_ALGORITHM_REGION = 8 /* in reports only: the shared memory of one host */
 };
 
 /* Handles; never dereferenced. */

@@ -34,14 +34,14 @@ namespace ringfold {
 struct Report {
   Collective collective = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;
-  std::string transport;     // "shm", "ucx", "loopback", "shm+ucx", or "self"
+  std::string transport;     // "region", "shm", "ucx", "loopback", "shm+ucx", or "self"
   int steps = 0;             // of the schedule
   uint64_t bytes_sent = 0;   // payload bytes this rank sent, counted where they left
   uint64_t bytes_model = 0;  // what the model says it must send
   double bus_factor = 0;     // 2(N-1)/N for all_reduce; see model.h
   size_t chunk_bytes = 0, piece_bytes = 0;
   double predicted_seconds = 0;
-  double measured_seconds = 0;  // from the call to completion
+  double measured_seconds = 0;  // from the call to completion; 0: too short to be timed
 };
 
 // Cheap shared handle of one operation. Dropping it does not stop the operation.
@@ -49,6 +49,8 @@ class Work {
  public:
   Work() = default;                       // done, ok
   explicit Work(const Status& finished);  // done with that status
+  // Done, ok: a small all_reduce that was over before the call returned.
+  [[nodiscard]] static Work quick(int ranks, size_t bytes);
 
   [[nodiscard]] bool done() const;
   // Waits until done, helping the engine from this thread. Code::timeout if `timeout` passes first:
@@ -65,6 +67,8 @@ class Work {
 
  private:
   std::shared_ptr<State> state_;
+  uint32_t quick_bytes_ = 0;  // what report() needs where there is no state
+  uint16_t quick_ranks_ = 0;
 };
 
 struct Options {
@@ -74,6 +78,13 @@ struct Options {
   std::optional<Algorithm> algorithm;  // empty: RINGFOLD_ALGORITHM or the model
   std::string transports;              // "shm,ucx": allowed ones; empty: RINGFOLD_TRANSPORTS or all
 };
+
+inline Work Work::quick(int ranks, size_t bytes) {
+  Work work;
+  work.quick_ranks_ = static_cast<uint16_t>(ranks);
+  work.quick_bytes_ = static_cast<uint32_t>(bytes);
+  return work;
+}
 
 class Communicator {
  public:
@@ -135,7 +146,7 @@ class Communicator {
   [[nodiscard]] Status health() const;
   // Payload bytes this rank has sent on all transports of its world, counted by them.
   [[nodiscard]] uint64_t bytes_sent() const;
-  // "shm", "ucx", "shm+ucx", "loopback", "self".
+  // What collectives use: "region", "shm", "ucx", "shm+ucx", "loopback", "self".
   [[nodiscard]] std::string transport() const;
 
   struct Impl;

@@ -104,11 +104,13 @@ enum class Algorithm : uint8_t {
   two_level,           // all_reduce over hosts with per_host ranks each
   chain,               // broadcast, reduce
   tree,                // broadcast, reduce
-  direct               // all_to_all, gather, scatter
+  direct,              // all_to_all, gather, scatter
+  region               // no schedule: the shared memory of one host, see lib/region
 };
-inline constexpr int kAlgorithms = 7;
-inline constexpr std::array<std::string_view, kAlgorithms> kAlgorithmNames = {
-    "ring", "halving_doubling", "recursive_doubling", "two_level", "chain", "tree", "direct"};
+inline constexpr int kAlgorithms = 7;  // that have schedules
+inline constexpr std::array<std::string_view, kAlgorithms + 1> kAlgorithmNames = {
+    "ring",  "halving_doubling", "recursive_doubling", "two_level", "chain", "tree", "direct",
+    "region"};
 constexpr std::string_view name(Algorithm algorithm) {
   return kAlgorithmNames[static_cast<size_t>(algorithm)];
 }
@@ -394,6 +396,8 @@ constexpr bool offers(Collective collective, Algorithm algorithm) {
     case Algorithm::direct:
       return collective == Collective::all_to_all || collective == Collective::gather ||
              collective == Collective::scatter;
+    case Algorithm::region:
+      break;
   }
   return false;
 }

@@ -147,6 +147,7 @@ constexpr int rooted_count(const Schedule& s) {
     case Algorithm::halving_doubling:
     case Algorithm::recursive_doubling:
     case Algorithm::two_level:
+    case Algorithm::region:
       break;
   }
   return s.size - 1;

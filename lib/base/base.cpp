@@ -1,6 +1,7 @@
 #include "lib/base/base.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,7 +52,7 @@ constexpr std::array kSettings = {
     Setting{"RINGFOLD_TIMEOUT", "seconds", "10m", false,
             "Deadline of start-up and of every operation (30, 1.5, 500ms, 2m)."},
     Setting{"RINGFOLD_TRANSPORTS", "list", "all", true,
-            "Transports that may be used, comma-separated: loopback, shm, ucx."},
+            "Transports that may be used, comma-separated: loopback, region, shm, ucx."},
     Setting{"RINGFOLD_ALGORITHM", kAlgorithmWords, "auto", true,
             "Algorithm of every collective that offers it; auto asks the cost model."},
     Setting{"RINGFOLD_PIECE", "size", "the cost model's choice", true,
@@ -132,6 +133,13 @@ Status check(const Setting& known) {
 }
 
 }  // namespace
+
+uint32_t fork_generation() {
+  static std::atomic<uint32_t> generation{0};
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
+  return generation.load(std::memory_order_relaxed);
+}
 
 Clock& steady_clock() {
   static SteadyClock clock;

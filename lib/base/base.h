@@ -28,6 +28,9 @@ void log_line(LogLevel level, std::string_view text);
 [[nodiscard]] bool log_enabled(LogLevel level);
 void set_log_rank(int rank);  // shown on each line of this process from now on
 
+// Grows in the child when this process is forked: a cheap way to notice that one is such a child.
+[[nodiscard]] uint32_t fork_generation();
+
 // Every environment variable of the library, in one table.
 struct Setting {
   std::string_view name;      // "RINGFOLD_TIMEOUT"

@@ -60,6 +60,7 @@ void Communicator::Impl::fail(const Status& status) {
     if (alone_.ok()) alone_ = status;
   }
   fail_self_messages(status);
+  if (region_ && world_->usable()) region_->fail(status);
   if (world_ && world_->usable()) world_->engine().fail(channel_->id, status, true);
 }
 

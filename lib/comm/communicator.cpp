@@ -38,8 +38,9 @@ Result<Communicator> Communicator::create(const Rendezvous& where, const Options
   if (!world.ok()) return world.status();
   std::vector<Peer> everybody(static_cast<size_t>(where.size));
   for (int r = 0; r < where.size; ++r) everybody[static_cast<size_t>(r)] = r;
-  return Communicator(
-      std::make_shared<Impl>(*settled, *world, 0, std::move(everybody), where.rank));
+  auto impl = std::make_shared<Impl>(*settled, *world, 0, std::move(everybody), where.rank);
+  if (Status status = impl->open_region(); !status.ok()) return status;
+  return Communicator(std::move(impl));
 }
 
 Work Communicator::create(const Rendezvous& where, const Options& options, Communicator* out) {
@@ -78,12 +79,15 @@ Communicator::Impl::~Impl() {
   fail_self_messages(Status(Code::aborted, "the communicator was destroyed"));
   if (!world_ || !world_->usable()) return;
   world_->engine().close(channel_);
-  auto last = [world = std::move(world_), pending = pending_]() mutable {
+  auto last = [world = std::move(world_), pending = pending_,
+               region = std::move(region_)]() mutable {
     const std::atomic<bool> never{false};
     Clock& clock = steady_clock();
     while (pending->count.load() != 0)
       if (!world->thread().help(never, clock.now() + std::chrono::milliseconds(1)))
         std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (region) world->close_region(*region);
+    region.reset();
     world.reset();
   };
   if (in_callback())
@@ -96,6 +100,7 @@ Communicator::Impl::~Impl() {
 
 std::string Communicator::Impl::transport() const {
   if (!world_) return "self";
+  if (region_) return "region";
   std::string names;
   for (const Transport* transport : channel_->transports) {
     if (transport == nullptr || names.find(transport->name()) != std::string::npos) continue;
@@ -134,8 +139,10 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 }
 
 Work Communicator::Impl::collective(const Call& call) {
+  if (Work done; region_ && quick(call, &done)) return done;
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
+  if (region_) return in_region(call);
   auto chosen = choice(call.collective, size_, call.count, size_of(call.type), call.root);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
@@ -303,7 +310,9 @@ Result<Communicator> Communicator::split(int color, int key) {
   for (int r = 0; r < size(); ++r)
     if (all[static_cast<size_t>(r)][0] == color) members.push_back(r);
   std::ranges::stable_sort(members, {}, [&](int r) { return all[static_cast<size_t>(r)][1]; });
-  return Communicator(impl_->sub(static_cast<uint32_t>(id), members));
+  auto made = impl_->sub(static_cast<uint32_t>(id), members);
+  if (Status status = made->open_region(); !status.ok()) return status;
+  return Communicator(std::move(made));
 }
 
 std::shared_ptr<Impl> Communicator::Impl::sub(uint32_t id, const std::vector<int>& members) const {

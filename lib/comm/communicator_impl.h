@@ -40,6 +40,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] std::string transport() const;
 
   Work collective(const Call& call);
+  // Finds out, together with all its ranks, whether they can share memory, and makes the region.
+  Status open_region();
   Work part_wise(Call call);
   Work message(bool sends, void* buffer, size_t count, DType type, int partner);
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
@@ -66,6 +68,9 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
                                            DType type);
   [[nodiscard]] Result<Choice> choice(Collective collective, int size, size_t count,
                                       size_t element_bytes, int root);
+  std::unique_ptr<UserOperation> region_operation(const Call& call, Work* work);
+  Work in_region(const Call& call);
+  bool quick(const Call& call, Work* work);
   static void run_alone(Work::State& state, const Call& call);
   Work self_message(bool sends, void* buffer, size_t count, DType type);
   void meet_self(const SelfMessage& message);
@@ -78,6 +83,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   const int rank_ = 0, size_ = 1;
   Machine machine_;
   std::shared_ptr<Channel> channel_;
+  std::shared_ptr<region::Region> region_;  // null: collectives go by messages
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
 
   std::mutex choices_lock_;

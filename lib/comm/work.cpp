@@ -43,6 +43,18 @@ thread_local OpenGroup group;
 
 }  // namespace
 
+bool group_open() {
+  return group.depth != 0;
+}
+
+bool take_waits_at_once() {
+  return std::exchange(waits_at_once, false);
+}
+
+void will_wait_at_once() {
+  waits_at_once = true;
+}
+
 bool in_callback() {
   return callback_depth != 0;
 }
@@ -52,11 +64,13 @@ bool in_callback() {
 void Work::State::complete(const Status& why) {
   std::vector<std::function<void(const Status&)>> call_now;
   std::shared_ptr<World> release;  // not under the lock
+  std::shared_ptr<region::Region> release_region;
   {
     const std::lock_guard guard(lock);
     status = why;
     call_now.swap(callbacks);
     release.swap(world);
+    release_region.swap(region);
     done.store(true, std::memory_order_release);
     finished.notify_all();
   }
@@ -65,9 +79,22 @@ void Work::State::complete(const Status& why) {
 
 bool Work::State::is_done() {
   if (done.load(std::memory_order_acquire)) return true;
+  poll_region();
   if (!expire || steady_clock().now() < deadline) return false;
   expire();
   return done.load(std::memory_order_acquire);
+}
+
+// Whoever asks again and again shall see it move.
+void Work::State::poll_region() {
+  std::shared_ptr<World> keep;
+  std::shared_ptr<region::Region> polled;
+  {
+    const std::lock_guard guard(lock);
+    keep = world;
+    polled = region;
+  }
+  if (polled) polled->poll();
 }
 
 Status Work::State::wait(Nanoseconds timeout) {
@@ -76,13 +103,16 @@ Status Work::State::wait(Nanoseconds timeout) {
   const Nanoseconds until =
       timeout >= Nanoseconds::max() - now ? Nanoseconds::max() : now + timeout;
   std::shared_ptr<World> helped;
+  std::shared_ptr<region::Region> worked;
   {
     const std::lock_guard guard(lock);
     helped = world;
+    worked = region;
   }
   if (now - started < kAtOnce) waits_at_once = true;
   while (!is_done()) {
-    const bool drove = helped && helped->thread().help(done, until);
+    const bool drove =
+        worked ? worked->wait(done, until) : helped && helped->thread().help(done, until);
     if (done.load(std::memory_order_acquire)) break;
     if (clock.now() >= until)
       return {Code::timeout, "the wait ended before the operation did; it is still running"};
@@ -117,7 +147,7 @@ void UserOperation::completed(const Status& why) noexcept {
   {
     const std::lock_guard guard(state_->lock);
     Report& report = state_->report;
-    report.bytes_sent = execution ? execution->bytes_sent() : 0;
+    report.bytes_sent = execution ? execution->bytes_sent() : why.ok() ? bytes_written : 0;
     report.measured_seconds =
         std::chrono::duration<double>(steady_clock().now() - state_->started).count();
   }
@@ -140,7 +170,9 @@ bool Work::done() const {
 }
 
 Status Work::wait(Nanoseconds timeout) {
-  return state_ ? state_->wait(timeout) : Status();
+  if (state_) return state_->wait(timeout);
+  waits_at_once = true;
+  return {};
 }
 
 void Work::then(std::function<void(const Status&)> f) {
@@ -150,8 +182,24 @@ void Work::then(std::function<void(const Status&)> f) {
     call(std::move(f), Status());
 }
 
+namespace {
+
+// Of an operation too short to be timed without making it longer.
+Report quick_report(int ranks, size_t bytes) {
+  Report report;
+  report.algorithm = Algorithm::region;
+  report.transport = "region";
+  report.steps = 1;
+  report.bytes_sent = report.bytes_model = bytes;
+  report.bus_factor = bus_factor(Collective::all_reduce, ranks);
+  report.chunk_bytes = report.piece_bytes = bytes;
+  return report;
+}
+
+}  // namespace
+
 Report Work::report() const {
-  if (!state_) return {};
+  if (!state_) return quick_ranks_ != 0 ? quick_report(quick_ranks_, quick_bytes_) : Report();
   const std::lock_guard guard(state_->lock);
   Report report = state_->report;
   if (state_->element_bytes == 0) return report;
@@ -172,6 +220,11 @@ Report Work::report() const {
 
 void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
                     std::unique_ptr<UserOperation> operation) {
+  if (group.depth == 0 && operation->region) {
+    const auto region = operation->region;
+    region->submit(std::move(operation), take_waits_at_once());
+    return;
+  }
   if (group.depth == 0) {
     EngineThread::caller_waits(std::exchange(waits_at_once, false));
     communicator->world()->engine().submit(std::move(operation));
@@ -226,6 +279,11 @@ void start_held() {
   for (Held& call : held) {
     if (!call.operation) {
       call.run();
+      continue;
+    }
+    if (call.operation->region) {
+      const auto region = call.operation->region;
+      region->submit(std::move(call.operation), false);
       continue;
     }
     World* const world = call.communicator->world();

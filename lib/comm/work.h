@@ -19,6 +19,7 @@ struct Work::State {
 
   void complete(const Status& why);
   [[nodiscard]] bool is_done();
+  void poll_region();
   Status wait(Nanoseconds timeout);
   void then(std::function<void(const Status&)> f);
 
@@ -28,7 +29,8 @@ struct Work::State {
   // A message to oneself has no engine that watches its deadline: whoever asks for it ends it then.
   Nanoseconds deadline = Nanoseconds::max();
   std::function<void()> expire;
-  std::shared_ptr<World> world;  // to help it along while waiting; null once done
+  std::shared_ptr<World> world;            // to help it along while waiting; null once done
+  std::shared_ptr<region::Region> region;  // the same, for an operation of a region
   Status status;
   std::vector<std::function<void(const Status&)>> callbacks;
   Report report;
@@ -55,6 +57,9 @@ class UserOperation final : public Operation {
   void completed(const Status& status) noexcept override;
   [[nodiscard]] const std::shared_ptr<Work::State>& state() const { return state_; }
 
+  std::shared_ptr<region::Region> region;  // runs it; null: the engine
+  uint64_t bytes_written = 0;              // by a region, if all goes well
+
  private:
   std::shared_ptr<Work::State> state_;
   std::shared_ptr<Pending> pending_;
@@ -67,6 +72,12 @@ void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
 // The same for what needs no engine (one rank): runs now, or when the group is submitted.
 void run_or_group(std::shared_ptr<Communicator::Impl> communicator,
                   std::shared_ptr<Work::State> state, std::function<void()> run);
+// True while a group of this thread holds calls back.
+[[nodiscard]] bool group_open();
+// Whether this thread waited for its latest operation at once, and so may for the next; asking
+// forgets it.
+[[nodiscard]] bool take_waits_at_once();
+void will_wait_at_once();
 // True while this thread runs a callback of Work::then: it must not wait for anything.
 [[nodiscard]] bool in_callback();
 

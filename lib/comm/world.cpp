@@ -21,7 +21,9 @@ constexpr Nanoseconds kFlush = std::chrono::seconds(1);
 // After a failure all ranks leave at once, some before UCX has finished its handshakes; then UCX
 // 1.13 ends the process of the others by an assertion. So whoever leaves looks after them a little.
 constexpr Nanoseconds kHandshakes = std::chrono::milliseconds(200);
-constexpr std::string_view kAllTransports = "loopback,shm,ucx";
+// How often a rank offers its core to others before it sleeps in a region, which costs more.
+constexpr int kCrowdedYields = 4;
+constexpr std::string_view kAllTransports = "loopback,region,shm,ucx";
 
 // A comma-separated list of transports, each of them known.
 Status check_transports(const std::string& list) {
@@ -29,7 +31,7 @@ Status check_transports(const std::string& list) {
   while (begin <= list.size()) {
     const size_t end = std::min(list.find(',', begin), list.size());
     const std::string_view word = std::string_view(list).substr(begin, end - begin);
-    if (word != "loopback" && word != "shm" && word != "ucx")
+    if (word != "loopback" && word != "region" && word != "shm" && word != "ucx")
       return {Code::invalid_argument, fmt::format("transports \"{}\": \"{}\" is not one of {}",
                                                   list, word, kAllTransports)};
     begin = end + 1;
@@ -53,7 +55,8 @@ Result<std::optional<Algorithm>> algorithm_from(const std::string& word) {
     if (word == kAlgorithmNames[static_cast<size_t>(i)])
       return std::optional<Algorithm>(static_cast<Algorithm>(i));
   std::string known = "auto";
-  for (const auto name : kAlgorithmNames) known += ", " + std::string(name);
+  for (const auto name : std::span(kAlgorithmNames).first(kAlgorithms))
+    known += ", " + std::string(name);
   return Status(Code::invalid_argument,
                 fmt::format("RINGFOLD_ALGORITHM=\"{}\": expected one of {}", word, known));
 }
@@ -126,7 +129,11 @@ class World::ControlSource final : public Source {
   Control& control_;
 };
 
-World::World(int rank) : rank_(rank), pid_(getpid()), engine_(steady_clock()) {}
+World::World(int rank)
+    : rank_(rank),
+      pid_(getpid()),
+      fork_generation_(ringfold::fork_generation()),
+      engine_(steady_clock()) {}
 
 Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Settled& settled) {
   // A forked child leaves it alone: nothing of it is the child's to close.
@@ -149,6 +156,7 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   const int here = static_cast<int>(std::ranges::count_if(
       world->members_, [&](const Member& member) { return member.host == mine.host; }));
   const bool crowded = here > mine.cores;
+  if (crowded || settled.spin == Nanoseconds(0)) world->patience_ = {0, kCrowdedYields};
   world->thread_ = std::make_unique<EngineThread>(
       world->engine_, crowded && !settled.spin_given ? Nanoseconds(0) : settled.spin);
   return world;
@@ -160,7 +168,18 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   if (sodium_init() < 0) return {Code::system, "libsodium cannot start"};
   randombytes_buf(nonce.data(), nonce.size());
   mine->addresses.emplace_back("nonce", std::string(nonce.begin(), nonce.end()));
-  if (allowed(settled.transports, "shm")) {
+  const bool shares = allowed(settled.transports, "region");
+  if (shares) {
+    auto regions = RegionHost::make(engine_);
+    if (regions.ok()) {
+      regions_ = std::move(*regions);
+      mine->addresses.emplace_back("region", regions_->address());
+    } else {
+      log_line(LogLevel::warn, "no shared regions: " + regions.status().message());
+    }
+  }
+  // Regions carry collectives; messages between the same ranks go by rings.
+  if (shares || allowed(settled.transports, "shm")) {
     auto shm = make_shm(rank_, steady_clock());
     if (shm.ok()) {
       shm_ = std::move(*shm);
@@ -193,6 +212,10 @@ Status World::make_routes(const Settled& settled) {
   }
   for (Transport* transport : {loopback_.get(), shm_.get(), ucx_.get()})
     if (transport != nullptr) engine_.add(*transport);
+  if (regions_) {
+    regions_->meet(members_);
+    engine_.add(*regions_);
+  }
   return {};
 }
 
@@ -297,10 +320,16 @@ void World::on_notice(const Notice& notice) {
 // ---- the rest ---------------------------------------------------------------------------------
 
 uint64_t World::bytes_sent() const {
-  uint64_t sum = 0;
+  uint64_t sum = regions_ ? regions_->bytes_written() : 0;
   for (const Transport* transport : {loopback_.get(), shm_.get(), ucx_.get()})
     if (transport != nullptr) sum += transport->bytes_sent();
   return sum;
+}
+
+RegionHost* World::regions(const std::vector<Peer>& peers) const {
+  if (!regions_ || peers.size() > static_cast<size_t>(region::kMaxRanks)) return nullptr;
+  const bool all = std::ranges::all_of(peers, [&](Peer peer) { return regions_->reaches(peer); });
+  return all ? regions_.get() : nullptr;
 }
 
 bool World::usable() const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/comm/control.h"
+#include "lib/comm/region_host.h"
 #include "lib/engine/compute_host.h"
 #include "lib/engine/engine_thread.h"
 #include "ringfold/communicator.h"
@@ -44,8 +45,14 @@ class World {
   [[nodiscard]] SlotPool& slots() { return slots_; }
   [[nodiscard]] Transport* route(Peer peer) const { return routes_[static_cast<size_t>(peer)]; }
   [[nodiscard]] uint64_t bytes_sent() const;
+  // The regions, if these ranks can share memory; else null.
+  [[nodiscard]] RegionHost* regions(const std::vector<Peer>& peers) const;
+  void close_region(const region::Region& region) { regions_->remove(&region); }
+  [[nodiscard]] region::Patience patience() const { return patience_; }
   // False in a child that was forked after the world was made: nothing here may be used there.
   [[nodiscard]] bool usable() const;
+  // The same at less cost, for children made by fork() itself.
+  [[nodiscard]] bool same_process() const { return fork_generation() == fork_generation_; }
 
   // A communicator id that no other rank gives out, and this one only once; 0 when there are no
   // more. Several threads may be making communicators at once, and each rank's in another order.
@@ -64,10 +71,13 @@ class World {
 
   const int rank_;
   const int pid_;
+  const uint32_t fork_generation_;
   std::vector<Member> members_;
   std::unique_ptr<Control> control_;
   std::unique_ptr<Source> control_source_;
   std::unique_ptr<Transport> loopback_, shm_, ucx_;
+  std::unique_ptr<RegionHost> regions_;
+  region::Patience patience_{2000, 16};
   std::vector<Transport*> routes_;  // by world rank; null for myself
   SlotPool slots_;
   Engine engine_;

@@ -158,6 +158,28 @@ void Engine::lost(Peer peer, const Status& why) {
   request(std::move(r));
 }
 
+void Engine::accompany(const std::shared_ptr<Channel>& channel,
+                       std::shared_ptr<Companion> companion) {
+  Request r;
+  r.kind = Request::Kind::accompany;
+  r.channel = channel;
+  r.companion = std::move(companion);
+  request(std::move(r));
+}
+
+void Engine::contradicted(uint32_t channel, Peer peer, uint32_t seq) {
+  Request r;
+  r.kind = Request::Kind::contradicted;
+  r.id = channel;
+  r.seq = seq;
+  r.peer = peer;
+  request(std::move(r));
+}
+
+void Engine::finish(std::unique_ptr<Operation> operation, const Status& status) {
+  finished_.push_back({std::move(operation), status});
+}
+
 bool Engine::take_requests() {
   if (!queued_.load(std::memory_order_acquire)) return false;
   {
@@ -217,6 +239,13 @@ void Engine::handle(Request& r) {
                    true};
       return;
     }
+    case Request::Kind::accompany:
+      r.channel->companion = std::move(r.companion);
+      if (!r.channel->failed.ok()) r.channel->companion->fail(r.channel->failed);
+      return;
+    case Request::Kind::contradicted:
+      if (const auto channel = find(r.id)) suspect(*channel, r.peer, r.seq);
+      return;
     case Request::Kind::lost:
       departures_.try_emplace(r.peer, Departure{clock_.now(), r.why, false});
       return;
@@ -230,6 +259,7 @@ std::shared_ptr<Channel> Engine::find(uint32_t id) const {
 }
 
 std::string Engine::recall(const Channel& channel, uint32_t seq) {
+  if (channel.companion) return channel.companion->recall(seq);
   const Channel::Past& past = channel.history[seq % channel.history.size()];
   const std::string who = "rank " + std::to_string(channel.rank);
   if (past.seq != seq) return who + " has not called operation " + std::to_string(seq);
@@ -299,6 +329,7 @@ bool Engine::advance_all() {
 // ---- failure: the one path --------------------------------------------------------------------
 
 bool Engine::pending(const Channel& channel) const {
+  if (channel.companion && channel.companion->pending()) return true;
   return !channel.waiting.empty() || std::ranges::any_of(running_, [&](const auto& operation) {
     return operation->channel.get() == &channel;
   });
@@ -312,6 +343,7 @@ void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
     if (operation->channel.get() == &channel) operation->execution->fail(why);
   for (auto& operation : channel.waiting) finished_.push_back({std::move(operation), why});
   channel.waiting.clear();
+  if (channel.companion) channel.companion->fail(why);
   for (Transport* transport : transports_) {
     transport->cancel(channel.id, why);
     transport->cancel(channel.id | kPointToPoint, why);
@@ -373,6 +405,16 @@ void Engine::check_departures() {
       if (std::ranges::find(channels_[i]->peers, peer) != channels_[i]->peers.end())
         fail_channel(*channels_[i], departure.why, true);
   }
+  // What a companion waits for would be there already: memory has no delay.
+  for (const auto& channel : channels_) {
+    if (!channel->companion || !channel->companion->pending()) continue;
+    for (size_t r = 0; r < channel->peers.size(); ++r) {
+      const auto gone = departures_.find(channel->peers[r]);
+      if (gone == departures_.end() || !gone->second.orderly) continue;
+      if (channel->companion->waits_for(static_cast<int>(r)))
+        fail_channel(*channel, gone->second.why, true);
+    }
+  }
   for (auto& operation : running_) {
     const auto gone = std::ranges::find_if(departures_, [&](const auto& entry) {
       const Execution& execution = *operation->execution;
@@ -431,6 +473,7 @@ void Engine::arm(Sleep* sleep) {
   for (Transport* transport : transports_) add(transport->arm());
   for (Source* source : sources_) add(source->arm());
   sleep->until = next_deadline_;
+  for (const Source* source : sources_) sleep->until = std::min(sleep->until, source->deadline());
   if (!departures_.empty()) {
     const Nanoseconds now = clock_.now();
     for (const auto& [peer, departure] : departures_) {

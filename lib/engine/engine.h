@@ -36,6 +36,22 @@ struct Description {
   [[nodiscard]] std::string text() const;
 };
 
+// Runs the collectives of a channel in the engine's place: the shared region of one host. It fails
+// with the channel.
+class Companion {
+ public:
+  Companion() = default;
+  Companion(const Companion&) = delete;
+  Companion& operator=(const Companion&) = delete;
+  virtual ~Companion() = default;
+  // Called in the engine's turn. What is pending ends with `why`, later.
+  virtual void fail(const Status& why) = 0;
+  // As Engine::recall().
+  [[nodiscard]] virtual std::string recall(uint32_t seq) = 0;
+  [[nodiscard]] virtual bool pending() const = 0;
+  [[nodiscard]] virtual bool waits_for(int rank) = 0;
+};
+
 // A communicator as the engine sees it.
 struct Channel {
   uint32_t id = 0;                     // of its messages; | kPointToPoint for point to point
@@ -48,6 +64,7 @@ struct Channel {
   std::vector<uint32_t> next_to, next_from;  // point to point, by rank
 
   // The turn's holder only:
+  std::shared_ptr<Companion> companion;  // null: none
   struct Past {
     uint32_t seq = ~0u;
     Description what;
@@ -86,6 +103,12 @@ class Operation {
   std::vector<Transport*> transports;  // point to point: by position; else empty: the channel's
   std::vector<Peer> peers;
   std::unique_ptr<Compute> compute;
+  // In place of `compute`, for a companion: the user's buffers.
+  struct Memory {
+    const void* send = nullptr;
+    void* recv = nullptr;
+    Reduction reduction;
+  } memory;
   Nanoseconds deadline{};  // on the engine's clock
 
   // Set by the engine.
@@ -95,12 +118,15 @@ class Operation {
   [[nodiscard]] std::string text() const;  // "rank 1, operation 17: all_reduce f32 ..."
 };
 
-// Anything else that must be looked after between the messages: the control connections.
+// Anything else that must be looked after between the messages: the control connections, the
+// companions.
 class Source {
  public:
   virtual ~Source() = default;
   virtual bool progress() = 0;
   virtual int arm() = 0;  // as Transport::arm()
+  // When it wants to be looked at, whatever happens.
+  [[nodiscard]] virtual Nanoseconds deadline() const { return Nanoseconds::max(); }
 };
 
 class Engine {
@@ -130,6 +156,20 @@ class Engine {
   // The peer is dead.
   void lost(Peer peer, const Status& why);
 
+  // From now on `companion` runs the channel's collectives and fails with it.
+  void accompany(const std::shared_ptr<Channel>& channel, std::shared_ptr<Companion> companion);
+  // For companions. An operation counts as unfinished from adopt() to finish() or release();
+  // finish() only in the turn, which completes it afterwards, release() by whoever completed it.
+  void adopt() { unfinished_.fetch_add(1, std::memory_order_release); }
+  void finish(std::unique_ptr<Operation> operation, const Status& status);
+  void release() { unfinished_.fetch_sub(1, std::memory_order_release); }
+  // Wakes whoever shall poll.
+  void nudge() {
+    if (on_request) on_request();
+  }
+  // As if the engine had met a contradicting arrival itself.
+  void contradicted(uint32_t channel, Peer peer, uint32_t seq);
+
   bool poll();  // one turn; true if anything moved
   // True while operations are unfinished or requests queued. Any thread.
   [[nodiscard]] bool busy() const { return unfinished_.load(std::memory_order_acquire) != 0; }
@@ -158,10 +198,20 @@ class Engine {
 
  private:
   struct Request {
-    enum class Kind : uint8_t { submit, fail, open, close, left, lost } kind = Kind::submit;
+    enum class Kind : uint8_t {
+      submit,
+      fail,
+      open,
+      close,
+      left,
+      lost,
+      contradicted,
+      accompany
+    } kind = Kind::submit;
     std::unique_ptr<Operation> operation;
     std::shared_ptr<Channel> channel;
-    uint32_t id = 0;
+    std::shared_ptr<Companion> companion;
+    uint32_t id = 0, seq = 0;
     Peer peer = -1;
     Status why;
     bool tell = false;

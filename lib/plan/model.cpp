@@ -254,6 +254,8 @@ class Predictor {
         return tree_span(all, adding());
       case Algorithm::direct:
         return busy(link(n_), (n_ - 1) * all, 0);  // one busy link
+      case Algorithm::region:
+        break;
     }
     return 0;
   }
@@ -293,6 +295,8 @@ class Predictor {
                 : 0);
       case Algorithm::direct:
         return link(n_).alpha + own_part(all);
+      case Algorithm::region:
+        break;
     }
     return 0;
   }
@@ -318,6 +322,7 @@ size_t chunks_of(const Schedule& s) {
     case Algorithm::tree:
     case Algorithm::halving_doubling:
     case Algorithm::recursive_doubling:
+    case Algorithm::region:
       break;
   }
   return 1;

@@ -1,0 +1,155 @@
+// The collectives of ranks that share memory: a second executor beside messages, because a message
+// copies what a neighbour could read, and matching costs more than a small all-reduce may take.
+//
+// The protocol. Every rank counts phases, the same for all. In phase p a rank
+//   1. reads what the others have shown in phase p - 1, as far as its operation wants it,
+//   2. writes what it has to show, into memory that nobody reads any more,
+//   3. sets its flag to p, with the fingerprint of its operation beside it.
+// So a flag that says p also says that its rank has done with everything of phase p - 2 and has
+// read what it wanted of phase p - 1. Memory shown in phase p is read in step 1 of phase p + 1 and
+// may be written again by those who see all flags at p + 1 or beyond. There are kDepth flags a rank
+// used in turn; flag p lies where flag p - kDepth was, so a rank waits for all others to reach
+// p - kDepth + 1 before it sets it. No rank is ever more than kDepth phases ahead of another.
+//
+// Memory order. A flag is set by a sequentially consistent exchange and read by an acquiring load:
+// who sees the flag sees all that was written before it, and the exchange keeps earlier reads
+// before it, so that who sees it may overwrite what was read. Two more pairs need the total order
+// of sequentially consistent accesses, in each of which at least one side must see the other:
+//   - flag set, then sleepers read  |  sleeper counted, then flag read: nobody sleeps past a flag;
+//   - my flag set, then yours read  |  the same on your side: of two ranks whose operations differ
+//     one will notice, even where neither waits for the other.
+// test/region_model_test.cpp runs this protocol through every interleaving.
+//
+// Threads: any may call; whoever takes the turn works, the others return at once.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/engine/engine.h"
+#include "lib/region/moves.h"
+#include "lib/region/segment.h"
+
+namespace ringfold::region {
+
+// How a thread waits before it sleeps.
+struct Patience {
+  int spins = 0;  // 0 where ranks outnumber cores
+  int yields = 0;
+};
+
+class Region final : public Companion {
+ public:
+  // `channel` gives id, rank and peers and outlives the region's operations. `ring`: wakes the
+  // engine of a rank that went to sleep through arm().
+  Region(Segment segment, const Channel& channel, Engine& engine, Patience patience,
+         std::function<void(int rank)> ring);
+  ~Region() override;
+
+  // Hands an operation over and starts it if it is its turn. `waited_for`: the caller is about to
+  // wait for it, so nobody else need be woken to look after it.
+  void submit(std::unique_ptr<Operation> operation, bool waited_for);
+  // The same for a small all_reduce, without the making of an operation if it is over at once.
+  // `none`: this is not the moment, submit() it. `started`: `make` was called for the operation.
+  enum class Quick : uint8_t { none, done, started };
+  Quick quick(const Description& what, const Operation::Memory& memory, bool waited_for,
+              const std::function<std::unique_ptr<Operation>()>& make);
+  // Works on the operations until `done`, or the clock passes `until`, or another thread is at it
+  // already: then the caller shall sleep until it is told. Returns whether it worked.
+  bool wait(const std::atomic<bool>& done, Nanoseconds until);
+  // Works for a moment, if nobody else does.
+  void poll() { work(0, false); }
+
+  // For the engine's turn.
+  bool progress();
+  // Fails what is over its deadline; returns the next one.
+  Nanoseconds check_deadline(Nanoseconds now);
+  // Asks for a bell at the next news. False: there is some already.
+  [[nodiscard]] bool arm();
+  [[nodiscard]] bool pending() const override { return pending_.load() != 0; }
+  void fail(const Status& why) override;
+  [[nodiscard]] std::string recall(uint32_t seq) override;
+  [[nodiscard]] bool waits_for(int rank) override;
+
+  [[nodiscard]] uint64_t bytes_written() const { return bytes_.load(std::memory_order_relaxed); }
+  [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
+  [[nodiscard]] size_t pool_bytes() const { return segment_.pool_bytes(); }
+
+ private:
+  // The operation under way.
+  struct Running {
+    std::unique_ptr<Operation> operation;
+    Moves moves;
+    uint32_t base;  // its first phase
+    int step = 0;   // phases shown
+    bool reserved = false, copied = false;
+    uint32_t free_at = 0;
+  };
+  struct Finished {
+    std::unique_ptr<Operation> operation;
+    Status status;
+  };
+  // A flag that is waited for.
+  struct Awaited {
+    int rank;
+    uint32_t phase;
+  };
+  class Turn;
+
+  [[nodiscard]] bool reached(int rank, uint32_t phase) const;
+  bool all_reached(uint32_t phase);
+  bool shown(Moves::Whom whom, int root, uint32_t phase, uint32_t fingerprint, int spins);
+  bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
+  void show(uint32_t phase, uint32_t fingerprint);
+  void greet(uint32_t phase, uint32_t fingerprint);
+  void start_next();
+  bool advance(int spins);
+  bool advance_running(int spins);
+  bool work(int spins, bool in_turn);
+  void remember(uint32_t seq, const Description& what);
+  void look_after();
+  void sleep(const std::atomic<bool>& done, Nanoseconds most);
+  void await(int rank, uint32_t phase);
+  [[nodiscard]] Awaited awaited() const;
+
+  const Segment segment_;
+  const uint32_t channel_;
+  const int rank_, size_;
+  const std::vector<Peer> peers_;
+  Engine& engine_;
+  const Patience patience_;
+  const std::function<void(int)> ring_;
+
+  std::mutex queue_lock_;  // guards queue_
+  std::deque<std::unique_ptr<Operation>> queue_;
+  std::atomic<int> pending_{0};  // submitted and not over
+  std::atomic<uint64_t> awaited_{0};
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<int> attended_{0};  // threads inside wait()
+  std::mutex attendant_;
+
+  std::mutex failure_lock_;  // guards failure_
+  Status failure_;
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> contradicted_{false};  // another rank differs; the failure is on its way
+
+  std::atomic<bool> turn_{false};  // taken; guards what follows
+  Ring ring_a_, ring_b_;
+  std::optional<Running> running_;
+  std::vector<Finished> finished_;
+  uint32_t next_phase_ = 1;
+  uint32_t all_at_ = 0;  // all others are known to have reached this phase
+  uint32_t next_seq_ = 0;
+  Description quick_what_;  // the latest quick one, and its fingerprint
+  uint32_t quick_fingerprint_ = 0;
+  std::array<Channel::Past, 64> history_;
+};
+
+}  // namespace ringfold::region

@@ -1,0 +1,86 @@
+// The memory that the ranks of one host share: for each rank a few flags that carry small payloads
+// themselves, and a pool for larger ones. One unnamed file, so nothing is left behind whoever dies.
+//
+//   | geometry | desk 0 .. desk N-1 | flags 0 .. flags N-1 | pool 0 | .. | pool N-1 |
+//
+// Only rank r writes the flags and the pool of r; its desk is where the others say that they sleep.
+//
+// Threads: as said for the Region, which owns it; the memory itself is shared by design.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/net.h"
+#include "ringfold/status.h"
+
+namespace ringfold::region {
+
+// More ranks than this on one host use messages.
+inline constexpr int kMaxRanks = 64;
+// Phases a rank may be ahead of the slowest one. A power of two.
+inline constexpr uint32_t kDepth = 8;
+// Payload that fits beside a flag.
+inline constexpr size_t kInline = 4096;
+// What the pools may take by default; see Segment::pool_bytes_for.
+inline constexpr size_t kPoolBytes = 4 << 20;
+inline constexpr size_t kPoolBytesOfAll = 16 << 20;
+
+// What a rank says in one phase of one operation. `phase` is written last and makes the rest
+// visible; it is also the word that others sleep on.
+struct alignas(128) Flag {
+  std::atomic<uint32_t> phase;
+  uint32_t fingerprint;  // of the operation, as its rank understands it
+  uint32_t offer;        // registered memory of the operation's buffers, plus one; 0: none
+  uint32_t unused;
+  uint64_t offer_send, offer_recv;  // where in it they begin, in bytes
+  std::byte payload[kInline];       // begins in the flag's own cache line
+};
+static_assert(offsetof(Flag, payload) == 32);
+
+// Who sleeps until this rank says something.
+struct alignas(128) Desk {
+  std::atomic<uint32_t> sleepers;  // inside futex(2), on a flag of this rank
+  std::atomic<uint64_t> bells;     // ranks whose engine sleeps and wants its bell rung, by bit
+};
+static_assert(kMaxRanks <= 64);
+
+struct Geometry {
+  uint32_t magic = 0x52464752, version = 1;
+  uint32_t ranks = 0, unused = 0;
+  uint64_t pool_bytes = 0;
+  bool operator==(const Geometry&) const = default;
+};
+
+class Segment {
+ public:
+  Segment() = default;
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  ~Segment();
+
+  // New, zeroed and wholly allocated: too little memory is an error here, not a SIGBUS later. `fd`
+  // is what to hand over. system: says how many bytes could not be had.
+  [[nodiscard]] static Result<Segment> create(int ranks, Descriptor* fd);
+  // One that another rank made; whatever is not exactly as create() makes it is refused.
+  [[nodiscard]] static Result<Segment> adopt(const Descriptor& fd, int ranks);
+
+  [[nodiscard]] static size_t pool_bytes_for(int ranks);
+  [[nodiscard]] static size_t bytes_for(int ranks);
+
+  [[nodiscard]] int ranks() const { return ranks_; }
+  [[nodiscard]] size_t pool_bytes() const { return pool_bytes_; }
+  [[nodiscard]] Desk& desk(int rank) const;
+  [[nodiscard]] Flag& flag(int rank, uint32_t phase) const;
+  [[nodiscard]] std::byte* pool(int rank) const;
+
+ private:
+  static Result<Segment> map(int fd, int ranks);
+
+  std::byte* memory_ = nullptr;
+  int ranks_ = 0;
+  size_t pool_bytes_ = 0;
+};
+
+}  // namespace ringfold::region
