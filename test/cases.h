@@ -49,9 +49,9 @@ class Guarded {
   std::vector<unsigned char> memory_;
 };
 
-// The transports between processes that this build has, and `more`.
+// The ways between processes that this build has, and `more`.
 inline std::vector<std::string> transports(const std::optional<std::string>& more = {}) {
-  std::vector<std::string> all = {"shm"};
+  std::vector<std::string> all = {"region", "shm"};
 #ifdef RINGFOLD_TEST_UCX
   all.emplace_back("ucx");
 #endif

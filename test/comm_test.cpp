@@ -109,17 +109,20 @@ TEST_CASE("every collective between processes, on every transport, at every size
   }
 }
 
-TEST_CASE("ranks as threads of one process, over loopback") {
+TEST_CASE("ranks as threads of one process, by region and over loopback") {
+  const std::string transport = GENERATE(std::string("region"), std::string("loopback"));
   const auto id = Rendezvous::unique_id();
   REQUIRE(id.ok());
   std::vector<std::thread> ranks;
   std::vector<Status> statuses(4);
   for (int r = 0; r < 4; ++r)
     ranks.emplace_back([&, r] {
-      auto comm = Communicator::create(*Rendezvous::from_id(*id, r, 4));
+      Options options;
+      if (transport == "loopback") options.transports = transport;
+      auto comm = Communicator::create(*Rendezvous::from_id(*id, r, 4), options);
       statuses[static_cast<size_t>(r)] = comm.status();
       if (!comm.ok()) return;
-      if (comm->transport() != "loopback")
+      if (comm->transport() != transport)
         statuses[static_cast<size_t>(r)] = Status(Code::internal, comm->transport());
       std::vector<float> x(1000, static_cast<float>(r));
       Status status = comm->all_reduce(x.data(), x.data(), x.size(), DType::f32, Op::avg).wait();

@@ -89,6 +89,21 @@ Result<Mapping> Mapping::adopt(const Fd& fd) {
   return map(fd.get());
 }
 
+Status probe_memory() {
+  constexpr size_t kBytes = 4096;
+  const Fd fd(memfd_create("ringfold-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return system_error("creating shared memory");
+  errno = posix_fallocate(fd.get(), 0, kBytes);
+  if (errno != 0) return system_error("reserving shared memory");
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return system_error("sealing shared memory");
+  char byte = 0;
+  if (pread(fd.get(), &byte, 1, 0) != 1) return system_error("reading shared memory");
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (memory == MAP_FAILED) return system_error("mapping shared memory");
+  munmap(memory, kBytes);
+  return {};
+}
+
 // "ringfold-shm1 HOST SOCKET TOKEN PID STARTED"
 std::string Address::encode() const {
   std::string hex;
@@ -148,6 +163,7 @@ uint64_t process_started(int pid) {
 
 Result<Post> Post::make() {
   Post post;
+  if (Status status = probe_memory(); !status.ok()) return status;
   auto host = host_identity();
   if (!host.ok()) return host.status();
   post.address_.host = *host;

@@ -70,6 +70,9 @@ struct Address {
   static std::optional<Address> decode(std::string_view text);
 };
 
+// Whether memory can be made, reserved, sealed, read and mapped here: a container may refuse any of
+// it, and it is better known before others count on it.
+Status probe_memory();
 // The identity of this host as above, or why there is none.
 Result<std::string> host_identity();
 // In clock ticks since boot; 0 if there is no such process, or only its remains.
@@ -78,6 +81,7 @@ uint64_t process_started(int pid);
 // Socket, and the descriptor that everything is waited on.
 class Post {
  public:
+  // Fails where memory cannot be shared at all.
   static Result<Post> make();
 
   [[nodiscard]] const Address& address() const { return address_; }

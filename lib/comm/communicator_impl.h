@@ -41,7 +41,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
 
   Work collective(const Call& call);
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
-  Status open_region();
+  void open_region();
   Work part_wise(Call call);
   Work message(bool sends, void* buffer, size_t count, DType type, int partner);
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
@@ -68,7 +68,10 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
                                            DType type);
   [[nodiscard]] Result<Choice> choice(Collective collective, int size, size_t count,
                                       size_t element_bytes, int root);
-  std::unique_ptr<UserOperation> region_operation(const Call& call, Work* work);
+  [[nodiscard]] Description region_description(const Call& call) const;
+  std::shared_ptr<Work::State> region_state(const Description& what);
+  std::unique_ptr<UserOperation> region_operation(const Call& call, const Description& what,
+                                                  const std::shared_ptr<Work::State>& state);
   Work in_region(const Call& call);
   bool quick(const Call& call, Work* work);
   static void run_alone(Work::State& state, const Call& call);

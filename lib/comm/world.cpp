@@ -156,7 +156,9 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   const int here = static_cast<int>(std::ranges::count_if(
       world->members_, [&](const Member& member) { return member.host == mine.host; }));
   const bool crowded = here > mine.cores;
-  if (crowded || settled.spin == Nanoseconds(0)) world->patience_ = {0, kCrowdedYields};
+  if (crowded || settled.spin == Nanoseconds(0))
+    world->patience_ = {getenv("XS") ? atoi(getenv("XS")) : 0,
+                        getenv("XY") ? atoi(getenv("XY")) : kCrowdedYields};
   world->thread_ = std::make_unique<EngineThread>(
       world->engine_, crowded && !settled.spin_given ? Nanoseconds(0) : settled.spin);
   return world;

@@ -135,25 +135,25 @@ size_t Ring::take(size_t bytes, uint32_t read_at, uint32_t* free_at) {
 
 // ---- geometry ---------------------------------------------------------------------------------
 
-Moves::Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Operation& operation,
-             int rank)
+Moves::Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
+             const Operation::Memory& memory, int rank)
     : segment_(segment),
       ring_a_(ring_a),
       ring_b_(ring_b),
-      collective_(operation.what.schedule.collective),
-      type_(operation.what.type),
-      element_(size_of(operation.what.type)),
+      collective_(what.schedule.collective),
+      type_(what.type),
+      element_(size_of(what.type)),
       rank_(rank),
-      size_(operation.what.schedule.size),
-      root_(operation.what.schedule.root),
-      each_(operation.what.schedule.count / static_cast<size_t>(size_)),
-      send_(static_cast<const std::byte*>(operation.memory.send)),
-      recv_(static_cast<std::byte*>(operation.memory.recv)),
-      reduction_(operation.memory.reduction),
+      size_(what.schedule.size),
+      root_(what.schedule.root),
+      each_(what.schedule.count / static_cast<size_t>(size_)),
+      send_(static_cast<const std::byte*>(memory.send)),
+      recv_(static_cast<std::byte*>(memory.recv)),
+      reduction_(memory.reduction),
       scales_(reduction_.op == Op::premul_sum && reduction_.factor != 1.0),
-      shape_(shape_of(operation.what.schedule, element_, segment.pool_bytes())),
+      shape_(shape_of(what.schedule, element_, segment.pool_bytes())),
       stream_(send_ != recv_ && collective_ != Collective::broadcast &&
-              operation.what.schedule.count * element_ >= kStreamBytes) {}
+              what.schedule.count * element_ >= kStreamBytes) {}
 
 Moves::Part Moves::part(const Block& block, int rank) const {
   const size_t length = part_length(block.count, static_cast<size_t>(size_), element_);

@@ -66,7 +66,8 @@ class Moves {
  public:
   enum class Whom : uint8_t { nobody, everybody, root };
 
-  Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Operation& operation, int rank);
+  Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
+        const Operation::Memory& memory, int rank);
 
   [[nodiscard]] int phases() const { return phases_of(shape_); }
   [[nodiscard]] const Shape& shape() const { return shape_; }

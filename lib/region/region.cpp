@@ -85,32 +85,45 @@ bool Region::reached(int rank, uint32_t phase) const {
   return at_or_after(segment_.flag(rank, phase).phase.load(std::memory_order_acquire), phase);
 }
 
-bool Region::all_reached(uint32_t phase) {
-  if (at_or_after(all_at_, phase)) return true;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_ || reached(r, phase)) continue;
-    await(r, phase);
-    return false;
+bool Region::came(int rank, uint32_t phase, Wait wait) {
+  if (reached(rank, phase) || (wait == Wait::ordinary && wait_for(rank, phase))) return true;
+  await(rank, phase);
+  return false;
+}
+
+// Spins, offers the core to others, then sleeps; but not for ever, since nothing else goes on here
+// while we have the turn.
+bool Region::wait_for(int rank, uint32_t phase) {
+  for (int i = 0; i < patience_.spins; ++i) {
+    relax();
+    if (reached(rank, phase)) return true;
   }
+  for (int i = 0; i < patience_.yields; ++i) {
+    sched_yield();
+    if (reached(rank, phase)) return true;
+  }
+  const Nanoseconds give_up = engine_.clock().now() + kOrdinary;
+  do {
+    sleep(rank, phase, kOrdinary);
+    if (reached(rank, phase)) return true;
+  } while (!failed() && engine_.clock().now() < give_up);
+  return false;
+}
+
+bool Region::all_reached(uint32_t phase, Wait wait) {
+  if (at_or_after(all_at_, phase)) return true;
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_ && !came(r, phase, wait)) return false;
   all_at_ = phase;
   return true;
 }
 
 // Whether all that `whom` names have shown the phase, and of the same operation.
-bool Region::shown(Moves::Whom whom, int root, uint32_t phase, uint32_t fingerprint, int spins) {
+bool Region::shown(Moves::Whom whom, int root, uint32_t phase, uint32_t fingerprint, Wait wait) {
   if (whom == Moves::Whom::nobody) return true;
   const bool all = whom == Moves::Whom::everybody;
-  for (int r = all ? 0 : root; r < (all ? size_ : root + 1); ++r) {
-    if (r == rank_) continue;
-    for (int spun = 0; !reached(r, phase); ++spun) {
-      if (spun >= spins) {
-        await(r, phase);
-        return false;
-      }
-      relax();
-    }
-    if (!agrees(r, phase, fingerprint)) return false;
-  }
+  for (int r = all ? 0 : root; r < (all ? size_ : root + 1); ++r)
+    if (r != rank_ && (!came(r, phase, wait) || !agrees(r, phase, fingerprint))) return false;
   if (all && at_or_after(phase, all_at_)) all_at_ = phase;
   return true;
 }
@@ -121,7 +134,7 @@ bool Region::agrees(int rank, uint32_t phase, uint32_t fingerprint) {
   if (segment_.flag(rank, phase).fingerprint == fingerprint) return true;
   if (!contradicted_.exchange(true))
     engine_.contradicted(channel_, peers_[static_cast<size_t>(rank)],
-                         running_ ? running_->operation->id.seq : next_seq_ - 1);
+                         running_ ? running_->seq : next_seq_ - 1);
   await(rank, phase);
   return false;
 }
@@ -158,6 +171,16 @@ void Region::remember(uint32_t seq, const Description& what) {
   history_[seq % history_.size()] = {seq, what};
 }
 
+Region::Running& Region::start(const Description& what, const Operation::Memory& memory) {
+  const uint32_t seq = next_seq_++;
+  remember(seq, what);
+  Running& r = running_.emplace(
+      Running{nullptr, what.schedule, size_of(what.type), seq, what.fingerprint(),
+              Moves(segment_, ring_a_, ring_b_, what, memory, rank_), next_phase_});
+  next_phase_ += static_cast<uint32_t>(r.moves.phases());
+  return r;
+}
+
 void Region::start_next() {
   std::unique_ptr<Operation> next;
   {
@@ -166,20 +189,15 @@ void Region::start_next() {
     next = std::move(queue_.front());
     queue_.pop_front();
   }
-  next->id.seq = next_seq_++;
-  next->id.fingerprint = next->what.fingerprint();
-  remember(next->id.seq, next->what);
-  Moves moves(segment_, ring_a_, ring_b_, *next, rank_);
-  const uint32_t base = next_phase_;
-  next_phase_ += static_cast<uint32_t>(moves.phases());
-  running_.emplace(Running{std::move(next), std::move(moves), base});
+  Running& r = start(next->what, next->memory);
+  next->id.seq = r.seq;
+  r.operation = std::move(next);
 }
 
 // Goes on with the running operation as far as the others have come; true when it is over.
-bool Region::advance_running(int spins) {
+bool Region::advance_running(Wait wait) {
   Running& r = *running_;
-  const uint32_t fingerprint = r.operation->id.fingerprint;
-  const int root = r.operation->what.schedule.root;
+  const uint32_t fingerprint = r.fingerprint;
   const uint32_t last = r.base + static_cast<uint32_t>(r.step) - 1;
   const bool over = r.step == r.moves.phases();
   if (!over) {
@@ -189,12 +207,12 @@ bool Region::advance_running(int spins) {
       r.reserved = true;
     }
     if (!r.copied) {
-      if (!all_reached(r.free_at)) return false;
+      if (!all_reached(r.free_at, wait)) return false;
       r.moves.copy_in(r.step, segment_.flag(rank_, phase));
       r.copied = true;
     }
   }
-  if (!shown(r.moves.needs(r.step), root, last, fingerprint, spins)) return false;
+  if (!shown(r.moves.needs(r.step), r.what.root, last, fingerprint, wait)) return false;
   r.moves.consume(r.step, r.base);
   if (over) return true;
   show(last + 1, fingerprint);
@@ -205,7 +223,7 @@ bool Region::advance_running(int spins) {
 }
 
 // Works until nothing moves, or for a while. True if anything moved.
-bool Region::advance(int spins) {
+bool Region::advance(Wait wait) {
   bool moved = false;
   for (int phases = 0; phases < kPhasesATurn; ++phases) {
     if (failed()) {
@@ -221,15 +239,12 @@ bool Region::advance(int spins) {
       queue_.clear();
       return true;
     }
+    if (contradicted_) return moved;  // nothing is over any more until the failure is here
     if (!running_) start_next();
     if (!running_) return moved;
     const int before = running_->step;
-    if (advance_running(spins)) {
-      const Moves& moves = running_->moves;
-      const Operation& done = *running_->operation;
-      bytes_.fetch_add(
-          region::bytes_written(done.what.schedule, moves.shape(), rank_, size_of(done.what.type)),
-          std::memory_order_relaxed);
+    if (advance_running(wait)) {
+      account();
       finished_.push_back({std::move(running_->operation), Status()});
       running_.reset();
     } else if (running_->step == before) {
@@ -240,15 +255,21 @@ bool Region::advance(int spins) {
   return moved;
 }
 
+void Region::account() {
+  bytes_.fetch_add(region::bytes_written(running_->what, running_->moves.shape(), rank_,
+                                         running_->element_bytes),
+                   std::memory_order_relaxed);
+}
+
 // Takes the turn and works. What is over is completed outside of it.
-bool Region::work(int spins, bool in_turn) {
+bool Region::work(Wait wait, bool in_turn) {
   bool moved = false;
   do {
     std::vector<Finished> finished;
     {
       const Turn turn(turn_);
       if (!turn) return moved;
-      moved |= advance(spins);
+      moved |= advance(wait);
       finished.swap(finished_);
     }
     for (Finished& f : finished) {
@@ -272,17 +293,38 @@ void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
     const std::lock_guard lock(queue_lock_);
     queue_.push_back(std::move(operation));
   }
-  work(0, false);
+  work(Wait::no, false);
   if (!waited_for) look_after();
 }
 
-Region::Quick Region::quick(const Description& what, const Operation::Memory& memory,
-                            bool waited_for,
-                            const std::function<std::unique_ptr<Operation>()>& make) {
+// Everything between the call and the result happens here, in the caller's thread.
+Region::Quick Region::run(const Description& what, const Operation::Memory& memory,
+                          const Make& make) {
   const Turn turn(turn_);
-  if (!turn || running_ || pending() || failed()) return Quick::none;
+  if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
+  start(what, memory);
+  while (!contradicted_ && !failed()) {
+    const int before = running_->step;
+    if (advance_running(Wait::ordinary)) {
+      account();
+      running_.reset();
+      return Quick::done;
+    }
+    if (running_->step == before) break;
+  }
+  running_->operation = make();
+  running_->operation->id.seq = running_->seq;
+  engine_.adopt();
+  pending_.fetch_add(1);
+  return Quick::started;
+}
+
+Region::Quick Region::run_small(const Description& what, const Operation::Memory& memory,
+                                bool waited_for, const Make& make) {
+  const Turn turn(turn_);
+  if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
   const uint32_t phase = next_phase_;
-  if (!all_reached(phase - kDepth + 1)) return Quick::none;
+  if (!all_reached(phase - kDepth + 1, Wait::no)) return Quick::none;
   if (what.schedule.count != quick_what_.schedule.count || what.type != quick_what_.type ||
       what.op != quick_what_.op || quick_fingerprint_ == 0) {
     quick_what_ = what;
@@ -300,7 +342,8 @@ Region::Quick Region::quick(const Description& what, const Operation::Memory& me
   else if (what.schedule.count != 0)
     std::memcpy(flag.payload, memory.send, what.schedule.count * element);
   show(phase, fingerprint);
-  if (shown(Moves::Whom::everybody, 0, phase, fingerprint, waited_for ? patience_.spins : 0)) {
+  if (shown(Moves::Whom::everybody, 0, phase, fingerprint,
+            waited_for ? Wait::ordinary : Wait::no)) {
     std::array<const std::byte*, kMaxRanks> sources;
     for (int r = 0; r < size_; ++r)
       sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload;
@@ -310,14 +353,13 @@ Region::Quick Region::quick(const Description& what, const Operation::Memory& me
                  std::memory_order_relaxed);
     return Quick::done;
   }
-  auto operation = make();
-  operation->id.seq = seq;
-  operation->id.fingerprint = fingerprint;
-  Moves moves(segment_, ring_a_, ring_b_, *operation, rank_);
+  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_);
   moves.reserve(0, phase, phase);
+  running_.emplace(
+      Running{make(), what.schedule, element, seq, fingerprint, std::move(moves), phase, 1});
+  running_->operation->id.seq = seq;
   engine_.adopt();
   pending_.fetch_add(1);
-  running_.emplace(Running{std::move(operation), std::move(moves), phase, 1});
   if (!waited_for) look_after();
   return Quick::started;
 }
@@ -334,43 +376,32 @@ bool Region::wait(const std::atomic<bool>& done, Nanoseconds until) {
   if (!attendant.owns_lock()) return false;
   attended_.fetch_add(1);
   const Nanoseconds begun = engine_.clock().now();
-  int yields = 0;
-  Nanoseconds most = kOrdinary;
   for (;;) {
-    const bool moved = work(yields == 0 ? patience_.spins : 0, false);
+    const bool moved = work(Wait::ordinary, false);
     if (done.load(std::memory_order_acquire)) break;
-    if (moved) {
-      yields = 0;
-      continue;
-    }
-    if (yields++ < patience_.yields) {
-      sched_yield();
-      continue;
-    }
+    if (moved) continue;
     const Nanoseconds now = engine_.clock().now();
     if (now >= until) break;
-    if (now - begun >= kOrdinary) {
-      look_after();
-      most = kLookAround;
-    }
-    sleep(done, std::min(most, until - now));
+    const bool long_ago = now - begun >= kOrdinary;
+    if (long_ago) look_after();
+    const Awaited next = awaited();
+    sleep(next.rank, next.phase, std::min(long_ago ? kLookAround : kOrdinary, until - now));
   }
   attended_.fetch_sub(1);
   look_after();
   return true;
 }
 
-void Region::sleep(const std::atomic<bool>& done, Nanoseconds most) {
+void Region::sleep(int rank, uint32_t phase, Nanoseconds most) {
   if (contradicted_) {  // the flag is there, but not what it ought to say: the failure will come
     std::this_thread::sleep_for(std::min<Nanoseconds>(most, std::chrono::milliseconds(1)));
     return;
   }
-  const Awaited next = awaited();
-  std::atomic<uint32_t>& word = segment_.flag(next.rank, next.phase).phase;
-  std::atomic<uint32_t>& sleepers = segment_.desk(next.rank).sleepers;
+  std::atomic<uint32_t>& word = segment_.flag(rank, phase).phase;
+  std::atomic<uint32_t>& sleepers = segment_.desk(rank).sleepers;
   sleepers.fetch_add(1);
   const uint32_t seen = word.load();
-  if (!at_or_after(seen, next.phase) && !failed() && !done.load()) {
+  if (!at_or_after(seen, phase) && !failed()) {
     const timespec timeout{static_cast<time_t>(most.count() / 1'000'000'000),
                            static_cast<long>(most.count() % 1'000'000'000)};
     futex(word, FUTEX_WAIT, seen, &timeout);
@@ -384,7 +415,7 @@ bool Region::progress() {
   if (!pending()) return false;
   // A thread that waits here does it itself, unless it must be told of a failure.
   if (attended_.load() != 0 && !failed()) return false;
-  return work(0, true);
+  return work(Wait::no, true);
 }
 
 Nanoseconds Region::check_deadline(Nanoseconds now) {

@@ -39,7 +39,7 @@
 
 namespace ringfold::region {
 
-// How a thread waits before it sleeps.
+// How a thread waits for a flag before it sleeps.
 struct Patience {
   int spins = 0;  // 0 where ranks outnumber cores
   int yields = 0;
@@ -56,16 +56,19 @@ class Region final : public Companion {
   // Hands an operation over and starts it if it is its turn. `waited_for`: the caller is about to
   // wait for it, so nobody else need be woken to look after it.
   void submit(std::unique_ptr<Operation> operation, bool waited_for);
-  // The same for a small all_reduce, without the making of an operation if it is over at once.
-  // `none`: this is not the moment, submit() it. `started`: `make` was called for the operation.
+  // The same without an operation, if it can be over before the call returns. `none`: this is not
+  // the moment, submit() it. `started`: it takes longer; `make` was called for its operation.
   enum class Quick : uint8_t { none, done, started };
-  Quick quick(const Description& what, const Operation::Memory& memory, bool waited_for,
-              const std::function<std::unique_ptr<Operation>()>& make);
+  using Make = std::function<std::unique_ptr<Operation>()>;
+  Quick run(const Description& what, const Operation::Memory& memory, const Make& make);
+  // For an all_reduce of at most kInline bytes.
+  Quick run_small(const Description& what, const Operation::Memory& memory, bool waited_for,
+                  const Make& make);
   // Works on the operations until `done`, or the clock passes `until`, or another thread is at it
   // already: then the caller shall sleep until it is told. Returns whether it worked.
   bool wait(const std::atomic<bool>& done, Nanoseconds until);
   // Works for a moment, if nobody else does.
-  void poll() { work(0, false); }
+  void poll() { work(Wait::no, false); }
 
   // For the engine's turn.
   bool progress();
@@ -85,7 +88,10 @@ class Region final : public Companion {
  private:
   // The operation under way.
   struct Running {
-    std::unique_ptr<Operation> operation;
+    std::unique_ptr<Operation> operation;  // null inside run()
+    Schedule what;
+    size_t element_bytes;
+    uint32_t seq, fingerprint;
     Moves moves;
     uint32_t base;  // its first phase
     int step = 0;   // phases shown
@@ -102,20 +108,26 @@ class Region final : public Companion {
     uint32_t phase;
   };
   class Turn;
+  // What to do if a flag is not there: nothing, or wait for it a little while, with the turn.
+  enum class Wait : uint8_t { no, ordinary };
 
   [[nodiscard]] bool reached(int rank, uint32_t phase) const;
-  bool all_reached(uint32_t phase);
-  bool shown(Moves::Whom whom, int root, uint32_t phase, uint32_t fingerprint, int spins);
+  bool came(int rank, uint32_t phase, Wait wait);
+  bool wait_for(int rank, uint32_t phase);
+  bool all_reached(uint32_t phase, Wait wait);
+  bool shown(Moves::Whom whom, int root, uint32_t phase, uint32_t fingerprint, Wait wait);
   bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
   void show(uint32_t phase, uint32_t fingerprint);
   void greet(uint32_t phase, uint32_t fingerprint);
+  Running& start(const Description& what, const Operation::Memory& memory);
   void start_next();
-  bool advance(int spins);
-  bool advance_running(int spins);
-  bool work(int spins, bool in_turn);
+  bool advance(Wait wait);
+  bool advance_running(Wait wait);
+  void account();
+  bool work(Wait wait, bool in_turn);
   void remember(uint32_t seq, const Description& what);
   void look_after();
-  void sleep(const std::atomic<bool>& done, Nanoseconds most);
+  void sleep(int rank, uint32_t phase, Nanoseconds most);
   void await(int rank, uint32_t phase);
   [[nodiscard]] Awaited awaited() const;
 
