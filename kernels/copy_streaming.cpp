@@ -35,6 +35,23 @@ void stream(void* out, const void* in, size_t bytes) {
   hwy::FlushStream();  // before whoever is told of the copy reads it
 }
 
+void copy(void* out, const void* in, size_t bytes) {
+  const hn::ScalableTag<uint8_t> d;
+  const size_t lanes = hn::Lanes(d);
+  auto* to = static_cast<uint8_t*>(out);
+  const auto* from = static_cast<const uint8_t*>(in);
+  size_t i = 0;
+  for (; i + 4 * lanes <= bytes; i += 4 * lanes) {
+    const auto a = hn::LoadU(d, from + i), b = hn::LoadU(d, from + i + lanes);
+    const auto c = hn::LoadU(d, from + i + 2 * lanes), e = hn::LoadU(d, from + i + 3 * lanes);
+    hn::StoreU(a, d, to + i);
+    hn::StoreU(b, d, to + i + lanes);
+    hn::StoreU(c, d, to + i + 2 * lanes);
+    hn::StoreU(e, d, to + i + 3 * lanes);
+  }
+  std::memcpy(to + i, from + i, bytes - i);
+}
+
 }  // namespace
 }  // namespace ringfold::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -42,6 +59,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ringfold {
 HWY_EXPORT(stream);
+HWY_EXPORT(copy);
+
+void copy_host(void* out, const void* in, size_t bytes) {
+  constexpr size_t kWorthIt = 512;
+  if (bytes >= kWorthIt)
+    HWY_DYNAMIC_DISPATCH(copy)(out, in, bytes);
+  else if (bytes > 0)
+    std::memcpy(out, in, bytes);
+}
 
 void copy_streaming(void* out, const void* in, size_t bytes) {
   constexpr size_t kWorthIt = 4096;  // below, the fence costs more than the lines saved

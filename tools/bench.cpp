@@ -399,7 +399,7 @@ int run_bench(const BenchOptions& options) {
         "bench\n  mpirun -n 4 ringfold bench\n" +
             where.status().message());
   }
-  return launch({options.ranks, false, own_command_line()});
+  return launch({options.ranks, false, true, own_command_line()});
 }
 
 }  // namespace

@@ -23,6 +23,7 @@
 #include <system_error>
 #include <utility>
 
+#include "lib/base/cores.h"
 #include "tools/command.h"
 
 namespace ringfold::tools {
@@ -193,6 +194,7 @@ class Launcher {
     if (pid < 0) refuse("fork");
     if (pid == 0) {
       become_rank(parent, out.in.get(), err.in.get());
+      if (what_.bind) bind_to_core(rank);
       execvpe(arguments[0], arguments.data(), variables.data());
       const int why = errno;
       [[maybe_unused]] const ssize_t told = write(trouble.in.get(), &why, sizeof(why));
@@ -209,6 +211,17 @@ class Launcher {
     const std::string prefix = what_.prefix ? fmt::format("[{}] ", rank) : "";
     streams_.push_back({std::move(out.out), STDOUT_FILENO, prefix, {}});
     streams_.push_back({std::move(err.out), STDERR_FILENO, prefix, {}});
+  }
+
+  // A rank that moves between the cores, or shares one with another while a second is idle, is
+  // measured for what the system does, not for what it does itself.
+  static void bind_to_core(int rank) {
+    const std::vector<int> cores = allowed_cores();
+    if (cores.empty()) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cores[static_cast<size_t>(rank) % cores.size()], &one);
+    sched_setaffinity(0, sizeof one, &one);
   }
 
   // Runs in the child, between fork and exec.

@@ -9,6 +9,7 @@ namespace ringfold::tools {
 struct Launch {
   int ranks = 1;
   bool prefix = true;                // "[2] " before every line of rank 2
+  bool bind = false;                 // each rank to one core, in turn
   std::vector<std::string> program;  // with its arguments; looked up in PATH
 };
 

@@ -24,6 +24,7 @@
 #include <fstream>
 #include <optional>
 
+#include "lib/base/cores.h"
 #include "tools/units.h"
 
 namespace ringfold::tools {
@@ -34,26 +35,6 @@ std::optional<std::string> first_line(const std::string& path) {
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
   return line;
-}
-
-// Cores that the control group grants, from cgroup 2 or 1; empty: no limit.
-std::optional<double> cgroup_cores() {
-  std::string group;
-  std::ifstream list("/proc/self/cgroup");
-  for (std::string line; std::getline(list, line);) {
-    if (line.starts_with("0::")) group = line.substr(3);
-  }
-  for (const std::string& path :
-       {"/sys/fs/cgroup" + group + "/cpu.max", std::string("/sys/fs/cgroup/cpu.max")}) {
-    std::ifstream file(path);
-    double quota = 0, period = 0;
-    if (file >> quota >> period && period > 0) return quota / period;
-  }
-  double quota = 0, period = 0;
-  std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
-  std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
-  if (quota > 0 && period > 0) return quota / period;
-  return std::nullopt;
 }
 
 Json limit_json(rlim_t value) {
@@ -104,7 +85,7 @@ Json probe_cores(Problems& problems) {
   cpu_set_t set;
   CPU_ZERO(&set);
   const int allowed = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : -1;
-  const auto quota = cgroup_cores();
+  const auto quota = granted_cores();
   double usable = allowed > 0 ? allowed : static_cast<double>(online);
   if (quota) usable = std::min(usable, *quota);
   if (usable < 2) {

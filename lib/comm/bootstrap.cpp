@@ -11,6 +11,7 @@
 
 #include "lib/base/auth.h"
 #include "lib/base/base.h"
+#include "lib/base/cores.h"
 #include "lib/base/net.h"
 #include "lib/base/wire.h"
 #include "lib/comm/control.h"
@@ -195,11 +196,7 @@ Member this_process() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) == 0) member.host_name = name.data();
   member.pid = getpid();
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  const bool known = sched_getaffinity(0, sizeof allowed, &allowed) == 0;
-  // More cores than the set can hold: then all that are there.
-  member.cores = known ? CPU_COUNT(&allowed) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  member.cores = static_cast<int>(allowed_cores().size());
   return member;
 }
 

@@ -33,7 +33,7 @@ void Communicator::Impl::open_region() {
     return;
   }
   region_ = std::make_shared<region::Region>(
-      std::move(*segment), *channel_, world_->engine(), world_->patience(),
+      std::move(*segment), *channel_, world_->engine(), world_->patience(), world_->crowded(),
       [host, peers = channel_->peers](int rank) { host->ring(peers[static_cast<size_t>(rank)]); });
   host->add(region_);
   world_->engine().accompany(channel_, region_);
@@ -48,14 +48,14 @@ Description Communicator::Impl::region_description(const Call& call) const {
   what.schedule.count = call.count;
   what.type = call.type;
   what.op = call.reduction.op;
-  what.piece = region::shape_of(what.schedule, size_of(call.type), region_->pool_bytes()).block;
+  what.piece = region::shape_of(what.schedule, size_of(call.type), region_->room()).block;
   return what;
 }
 
 std::shared_ptr<Work::State> Communicator::Impl::region_state(const Description& what) {
   auto state = std::make_shared<Work::State>(world_);
   const size_t element = size_of(what.type);
-  const region::Shape shape = region::shape_of(what.schedule, element, region_->pool_bytes());
+  const region::Shape shape = region::shape_of(what.schedule, element, region_->room());
   Report& report = state->report;
   report.collective = what.schedule.collective;
   report.algorithm = Algorithm::region;
@@ -65,7 +65,7 @@ std::shared_ptr<Work::State> Communicator::Impl::region_state(const Description&
   report.bytes_model = region::bytes_written(what.schedule, shape, rank_, element);
   report.chunk_bytes = report.piece_bytes = shape.block * element;
   report.predicted_seconds =
-      region::predict_seconds(what.schedule, shape, element, world_->patience().spins == 0);
+      region::predict_seconds(what.schedule, shape, element, region_->room());
   state->started = steady_clock().now();
   return state;
 }
@@ -94,8 +94,9 @@ Work Communicator::Impl::in_region(const Call& call) {
         break;
       case region::Region::Quick::done:
         state->report.bytes_sent = state->report.bytes_model;
+        state->returned = steady_clock().now();
         state->report.measured_seconds =
-            std::chrono::duration<double>(steady_clock().now() - state->started).count();
+            std::chrono::duration<double>(state->returned - state->started).count();
         state->world.reset();
         state->done.store(true, std::memory_order_release);
         return Work(std::move(state));

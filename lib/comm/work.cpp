@@ -109,7 +109,7 @@ Status Work::State::wait(Nanoseconds timeout) {
     helped = world;
     worked = region;
   }
-  if (now - started < kAtOnce) waits_at_once = true;
+  if (now - std::max(started, returned) < kAtOnce) waits_at_once = true;
   while (!is_done()) {
     const bool drove =
         worked ? worked->wait(done, until) : helped && helped->thread().help(done, until);

@@ -34,7 +34,7 @@ struct Work::State {
   Status status;
   std::vector<std::function<void(const Status&)>> callbacks;
   Report report;
-  Nanoseconds started{};
+  Nanoseconds started{}, returned{};  // `returned`: from the call, if that took a while
   // What report() works out when it is asked.
   Schedule schedule;
   int position = 0;

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <thread>
 
+#include "lib/base/cores.h"
 #include "lib/engine/matcher.h"
 #include "transports/transports.h"
 #include "transports/ucx.h"
@@ -153,12 +154,14 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   world->control_ = std::move(met->control);
   world->listen();
   if (Status status = world->make_routes(settled); !status.ok()) return status;
-  const int here = static_cast<int>(std::ranges::count_if(
-      world->members_, [&](const Member& member) { return member.host == mine.host; }));
-  const bool crowded = here > mine.cores;
+  std::vector<Cores> here;
+  for (const Member& member : world->members_)
+    if (const auto* cores = address_of(member, "cores"); cores && member.host == mine.host)
+      here.push_back(Cores::decode(*cores).value_or(Cores()));
+  const bool crowded = ringfold::crowded(here);
+  world->crowded_ = crowded;
   if (crowded || settled.spin == Nanoseconds(0))
-    world->patience_ = {getenv("XS") ? atoi(getenv("XS")) : 0,
-                        getenv("XY") ? atoi(getenv("XY")) : kCrowdedYields};
+    world->patience_ = {0, getenv("XY") ? atoi(getenv("XY")) : kCrowdedYields};
   world->thread_ = std::make_unique<EngineThread>(
       world->engine_, crowded && !settled.spin_given ? Nanoseconds(0) : settled.spin);
   return world;
@@ -169,6 +172,7 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   std::array<unsigned char, 16> nonce;
   if (sodium_init() < 0) return {Code::system, "libsodium cannot start"};
   randombytes_buf(nonce.data(), nonce.size());
+  mine->addresses.emplace_back("cores", Cores{allowed_cores(), granted_cores()}.encode());
   mine->addresses.emplace_back("nonce", std::string(nonce.begin(), nonce.end()));
   const bool shares = allowed(settled.transports, "region");
   if (shares) {

@@ -49,6 +49,8 @@ class World {
   [[nodiscard]] RegionHost* regions(const std::vector<Peer>& peers) const;
   void close_region(const region::Region& region) { regions_->remove(&region); }
   [[nodiscard]] region::Patience patience() const { return patience_; }
+  // Whether the ranks of this host outnumber the cores they may use. The same on all of them.
+  [[nodiscard]] bool crowded() const { return crowded_; }
   // False in a child that was forked after the world was made: nothing here may be used there.
   [[nodiscard]] bool usable() const;
   // The same at less cost, for children made by fork() itself.
@@ -78,6 +80,7 @@ class World {
   std::unique_ptr<Transport> loopback_, shm_, ucx_;
   std::unique_ptr<RegionHost> regions_;
   region::Patience patience_{2000, 16};
+  bool crowded_ = false;
   std::vector<Transport*> routes_;  // by world rank; null for myself
   SlotPool slots_;
   Engine engine_;

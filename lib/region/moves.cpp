@@ -1,6 +1,7 @@
 #include "lib/region/moves.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/reduce.h"
@@ -9,15 +10,19 @@ namespace ringfold::region {
 namespace {
 
 // Up to here everybody folds everything, which needs one phase less.
-constexpr size_t kWholeOfTwo = 32 << 10, kWholeOfMore = 8 << 10;
+static size_t E(const char* n, size_t d) {
+  const char* v = getenv(n);
+  return v ? size_t(atol(v)) << 10 : d;
+}
+static const size_t kWholeOfTwo = E("W2", 32 << 10), kWholeOfMore = E("WM", 8 << 10);
 // A block, in bytes of all parts together: long enough to hide a phase, short enough for the
 // caches.
-constexpr size_t kLongestBlock = 128 << 10, kShortestBlock = 16 << 10;
+static const size_t kLongestBlock = E("BL", 128 << 10), kShortestBlock = E("BS", 16 << 10);
 // So many blocks at least, so that the stages overlap.
-constexpr size_t kBlocksWanted = 4;
+static const size_t kBlocksWanted = E("BW", 4 << 10) >> 10;
 constexpr size_t kLine = 64;
 // From here an output of its own is not worth a place in the caches.
-constexpr size_t kStreamBytes = 4 << 20;
+static const size_t kStreamBytes = E("ST", 4 << 20);
 // What the fold of many ranks holds in the innermost cache.
 constexpr size_t kFoldBytes = 8 << 10;
 
@@ -43,7 +48,7 @@ size_t part_length(size_t count, size_t ranks, size_t element_bytes) {
 
 }  // namespace
 
-Shape shape_of(const Schedule& what, size_t element_bytes, size_t pool_bytes) {
+Shape shape_of(const Schedule& what, size_t element_bytes, const Room& room) {
   Shape shape;
   const auto ranks = static_cast<size_t>(what.size);
   const bool whole = whole_payload(what.collective);
@@ -57,7 +62,7 @@ Shape shape_of(const Schedule& what, size_t element_bytes, size_t pool_bytes) {
   shape.small = bytes <= kInline;
   const bool spread = what.collective == Collective::all_gather ||
                       what.collective == Collective::gather;  // others copy this from everybody
-  const size_t longest = std::min(kLongestBlock / (spread ? ranks : 1), pool_bytes / 8);
+  const size_t longest = std::min(kLongestBlock / (spread ? ranks : 1), room.pool_bytes / 4);
   size_t block_bytes = bytes;
   if (bytes > (shape.folded || !reduces ? kShortestBlock : kWholeOfTwo))
     block_bytes = std::clamp(bytes / kBlocksWanted, std::min(kShortestBlock, longest), longest);
@@ -106,14 +111,14 @@ uint64_t bytes_written(const Schedule& what, const Shape& shape, int rank, size_
 }
 
 double predict_seconds(const Schedule& what, const Shape& shape, size_t element_bytes,
-                       bool crowded) {
+                       const Room& room) {
   constexpr double kPhase = 1e-7, kCrowdedPhase = 1e-6;    // a flag seen; a core handed over
   constexpr double kInCache = 1e-10, kInMemory = 2.5e-10;  // a byte written and read by another
   const double bytes = static_cast<double>(what.count * element_bytes);
   const double byte = bytes > kPoolBytes ? kInMemory : kInCache;
   // Ranks beyond the cores take their turns.
-  const double turns = crowded ? what.size / 2.0 : 1.0;
-  const double phase = crowded ? kCrowdedPhase * what.size : kPhase;
+  const double turns = room.crowded ? what.size / 2.0 : 1.0;
+  const double phase = room.crowded ? kCrowdedPhase * what.size : kPhase;
   return (phases_of(shape) + 1) * phase + bytes * byte * turns;
 }
 
@@ -136,7 +141,7 @@ size_t Ring::take(size_t bytes, uint32_t read_at, uint32_t* free_at) {
 // ---- geometry ---------------------------------------------------------------------------------
 
 Moves::Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
-             const Operation::Memory& memory, int rank)
+             const Operation::Memory& memory, int rank, const Room& room)
     : segment_(segment),
       ring_a_(ring_a),
       ring_b_(ring_b),
@@ -151,7 +156,7 @@ Moves::Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Descripti
       recv_(static_cast<std::byte*>(memory.recv)),
       reduction_(memory.reduction),
       scales_(reduction_.op == Op::premul_sum && reduction_.factor != 1.0),
-      shape_(shape_of(what.schedule, element_, segment.pool_bytes())),
+      shape_(shape_of(what.schedule, element_, room)),
       stream_(send_ != recv_ && collective_ != Collective::broadcast &&
               what.schedule.count * element_ >= kStreamBytes) {}
 
@@ -190,7 +195,7 @@ void Moves::put(std::byte* to, size_t first, size_t count) const {
   if (scales_)
     scale_host(type_, from, to, count, reduction_.factor);
   else
-    std::memcpy(to, from, count * element_);
+    copy_host(to, from, count * element_);
 }
 
 void Moves::put_parts(std::byte* area, const Block& block) const {
@@ -303,7 +308,7 @@ void Moves::get(size_t first, const std::byte* from, size_t count) const {
   if (stream_)
     copy_streaming(recv_ + first * element_, from, count * element_);
   else
-    std::memcpy(recv_ + first * element_, from, count * element_);
+    copy_host(recv_ + first * element_, from, count * element_);
 }
 
 // What needs no other rank: my own part, unless it lies there already.

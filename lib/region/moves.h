@@ -31,7 +31,12 @@ struct Shape {
   size_t blocks = 1;
   size_t area_a = 0, area_b = 0;  // bytes of pool a block takes in stage A and B
 };
-[[nodiscard]] Shape shape_of(const Schedule& what, size_t element_bytes, size_t pool_bytes);
+// What it also depends on, the same on every rank.
+struct Room {
+  size_t pool_bytes = kPoolBytes;
+  bool crowded = false;  // ranks outnumber cores
+};
+[[nodiscard]] Shape shape_of(const Schedule& what, size_t element_bytes, const Room& room);
 // Phases of an operation of this shape; after the last one there is only reading left.
 [[nodiscard]] int phases_of(const Shape& shape);
 // What a rank writes into shared memory for it; see Report::bytes_model.
@@ -40,7 +45,7 @@ struct Shape {
 
 // Seconds it takes on an idle machine; orders of magnitude, as the constants of model.h.
 [[nodiscard]] double predict_seconds(const Schedule& what, const Shape& shape, size_t element_bytes,
-                                     bool crowded);
+                                     const Room& room);
 
 // A part of each rank's pool, given out in turn. All ranks take the same in the same order, so they
 // know each other's offsets. Turning through more memory than the private caches hold is the point:
@@ -67,7 +72,7 @@ class Moves {
   enum class Whom : uint8_t { nobody, everybody, root };
 
   Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
-        const Operation::Memory& memory, int rank);
+        const Operation::Memory& memory, int rank, const Room& room);
 
   [[nodiscard]] int phases() const { return phases_of(shape_); }
   [[nodiscard]] const Shape& shape() const { return shape_; }

@@ -65,7 +65,7 @@ class Region::Turn {
 };
 
 Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience patience,
-               std::function<void(int)> ring)
+               bool crowded, std::function<void(int)> ring)
     : segment_(std::move(segment)),
       channel_(channel.id),
       rank_(channel.rank),
@@ -73,6 +73,7 @@ Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience
       peers_(channel.peers),
       engine_(engine),
       patience_(patience),
+      room_{segment_.pool_bytes(), crowded},
       ring_(std::move(ring)),
       ring_a_(0, segment_.pool_bytes() / 4 * 3),
       ring_b_(segment_.pool_bytes() / 4 * 3, segment_.pool_bytes() / 4) {}
@@ -176,7 +177,7 @@ Region::Running& Region::start(const Description& what, const Operation::Memory&
   remember(seq, what);
   Running& r = running_.emplace(
       Running{nullptr, what.schedule, size_of(what.type), seq, what.fingerprint(),
-              Moves(segment_, ring_a_, ring_b_, what, memory, rank_), next_phase_});
+              Moves(segment_, ring_a_, ring_b_, what, memory, rank_, room_), next_phase_});
   next_phase_ += static_cast<uint32_t>(r.moves.phases());
   return r;
 }
@@ -353,7 +354,7 @@ Region::Quick Region::run_small(const Description& what, const Operation::Memory
                  std::memory_order_relaxed);
     return Quick::done;
   }
-  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_);
+  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_, room_);
   moves.reserve(0, phase, phase);
   running_.emplace(
       Running{make(), what.schedule, element, seq, fingerprint, std::move(moves), phase, 1});

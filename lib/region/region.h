@@ -49,7 +49,7 @@ class Region final : public Companion {
  public:
   // `channel` gives id, rank and peers and outlives the region's operations. `ring`: wakes the
   // engine of a rank that went to sleep through arm().
-  Region(Segment segment, const Channel& channel, Engine& engine, Patience patience,
+  Region(Segment segment, const Channel& channel, Engine& engine, Patience patience, bool crowded,
          std::function<void(int rank)> ring);
   ~Region() override;
 
@@ -83,7 +83,7 @@ class Region final : public Companion {
 
   [[nodiscard]] uint64_t bytes_written() const { return bytes_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
-  [[nodiscard]] size_t pool_bytes() const { return segment_.pool_bytes(); }
+  [[nodiscard]] const Room& room() const { return room_; }
 
  private:
   // The operation under way.
@@ -137,6 +137,7 @@ class Region final : public Companion {
   const std::vector<Peer> peers_;
   Engine& engine_;
   const Patience patience_;
+  const Room room_;
   const std::function<void(int)> ring_;
 
   std::mutex queue_lock_;  // guards queue_
