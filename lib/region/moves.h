@@ -101,8 +101,8 @@ class Moves {
   void keep_own(size_t to, size_t first, size_t count) const;
   void fold_own(const Block& block);
   void fold_whole(const Block& block, uint32_t phase);
-  void fold(const std::array<const std::byte*, kMaxRanks>& sources, bool own_is_raw, std::byte* out,
-            std::byte* mirror, size_t count) const;
+  void fold(const std::array<const void*, kMaxRanks>& sources, std::byte* out, std::byte* mirror,
+            size_t count) const;
   void collect(const Block& block, uint32_t phase);
   void collect_parts(const Block& block, uint32_t phase);
 
@@ -122,11 +122,5 @@ class Moves {
   const bool stream_;  // the output is large and apart: writing it past the caches is quicker
   std::array<Block, kOpen> blocks_;
 };
-
-// out[i] = sources[0][i] op sources[1][i] op ... in this order. With `own` >= 0 that source is yet
-// to be multiplied by the reduction's factor; out may be the same memory as one source. `mirror`:
-// second destination, or null.
-void fold_in_order(DType type, const Reduction& reduction, const std::byte* const* sources,
-                   int count_of_sources, int own, std::byte* out, std::byte* mirror, size_t count);
 
 }  // namespace ringfold::region

@@ -276,6 +276,20 @@ void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
   if (!waited_for) look_after();
 }
 
+// All ranks' payloads of the phase, which their ranks have scaled.
+void Region::fold_payloads(uint32_t phase, const Description& what, void* out) const {
+  std::array<const void*, kMaxRanks> sources;
+  for (int r = 0; r < size_; ++r) sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload;
+  FoldCall call;
+  call.dtype = what.type;
+  call.op = what.op;
+  call.sources = sources.data();
+  call.ranks = size_;
+  call.out = out;
+  call.count = what.schedule.count;
+  fold_host(call);
+}
+
 Region::Quick Region::quick(const Description& what, const Operation::Memory& memory,
                             bool waited_for,
                             const std::function<std::unique_ptr<Operation>()>& make) {
@@ -301,11 +315,7 @@ Region::Quick Region::quick(const Description& what, const Operation::Memory& me
     std::memcpy(flag.payload, memory.send, what.schedule.count * element);
   show(phase, fingerprint);
   if (shown(Moves::Whom::everybody, 0, phase, fingerprint, waited_for ? patience_.spins : 0)) {
-    std::array<const std::byte*, kMaxRanks> sources;
-    for (int r = 0; r < size_; ++r)
-      sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload;
-    fold_in_order(what.type, memory.reduction, sources.data(), size_, -1,
-                  static_cast<std::byte*>(memory.recv), nullptr, what.schedule.count);
+    fold_payloads(phase, what, memory.recv);
     bytes_.store(bytes_.load(std::memory_order_relaxed) + what.schedule.count * element,
                  std::memory_order_relaxed);
     return Quick::done;

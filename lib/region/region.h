@@ -113,6 +113,7 @@ class Region final : public Companion {
   bool advance(int spins);
   bool advance_running(int spins);
   bool work(int spins, bool in_turn);
+  void fold_payloads(uint32_t phase, const Description& what, void* out) const;
   void remember(uint32_t seq, const Description& what);
   void look_after();
   void sleep(const std::atomic<bool>& done, Nanoseconds most);
