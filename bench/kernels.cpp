@@ -3,14 +3,20 @@
 //   reduce/<target>/<dtype>/<op>/<bytes>   reduce_host with one target forced
 //   reference/<dtype>/<op>/<bytes>         the element bodies in a plain loop
 //   plain_add/<bytes>                      f32 addition as the compiler vectorises it
+//   fold/<dtype>/<op>/<ranks>/<bytes>      fold_host, in GB/s of all that is read and written
+//   fold_stream/..., fold_mirror/...       the same past the caches; with a second destination
+//   chain/..., copy/...                    the same reduced two by two; each source copied to `out`
 //
 // The sizes are those of one operand: 32 KiB stays in the caches, 64 MiB does not.
 #include <benchmark/benchmark.h>
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "kernels/element.h"
 #include "kernels/reduce.h"
@@ -172,6 +178,92 @@ void register_reductions(DType dtype, Op op, size_t bytes) {
   }
 }
 
+// ---- folds ------------------------------------------------------------------------------------
+
+// The largest: of 8 ranks in the second cache. And the least that a fold is worth.
+constexpr size_t kInSecondCache = 64 << 10, kApart = 32 << 20, kTiny = 16;
+
+struct FoldOperands {
+  std::vector<Buffer> memory;
+  std::vector<const void*> sources;
+  Buffer out, mirror;
+  FoldCall call;
+  FoldOperands(DType dtype, Op op, int ranks, size_t bytes)
+      : out(buffer(dtype, bytes)), mirror(buffer(dtype, bytes)) {
+    for (int r = 0; r < ranks; ++r) {
+      memory.push_back(buffer(dtype, bytes));
+      sources.push_back(memory.back().get());
+    }
+    call.dtype = dtype;
+    call.op = op;
+    call.sources = sources.data();
+    call.ranks = ranks;
+    call.out = out.get();
+    call.count = bytes / size_of(dtype);
+  }
+};
+
+// Two by two, in blocks that the first cache holds.
+void chain(const FoldCall& fold) {
+  constexpr size_t kBlock = 8 << 10;
+  alignas(64) std::array<std::byte, kBlock> sum;
+  const size_t element = size_of(fold.dtype), bytes = fold.count * element;
+  ReduceCall call;
+  call.dtype = fold.dtype;
+  call.op = fold.op;
+  call.total = fold.ranks;
+  for (size_t first = 0; first < bytes; first += kBlock) {
+    call.count = std::min(kBlock, bytes - first) / element;
+    for (int r = 1; r < fold.ranks; ++r) {
+      const bool last = r == fold.ranks - 1;
+      call.a = r == 1 ? static_cast<const std::byte*>(fold.sources[0]) + first : sum.data();
+      call.b = static_cast<const std::byte*>(fold.sources[r]) + first;
+      call.out = last ? static_cast<std::byte*>(fold.out) + first : sum.data();
+      call.count_a = r;
+      reduce_host(call);
+    }
+  }
+}
+
+void copy_each(const FoldCall& call) {
+  for (int r = 0; r < call.ranks; ++r)
+    std::memcpy(call.out, call.sources[r], call.count * size_of(call.dtype));
+}
+
+void register_folds(DType dtype, Op op, int ranks, size_t bytes) {
+  const auto add = [=](const char* label, int moved, auto run) {
+    benchmark::RegisterBenchmark(
+        fmt::format("{}/{}/{}/{}/{}", label, name(dtype), name(op), ranks, bytes).c_str(),
+        [=](benchmark::State& state) {
+          FoldOperands operands(dtype, op, ranks, bytes);
+          for (auto _ : state) {
+            run(operands);
+            benchmark::ClobberMemory();
+          }
+          state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * bytes) * moved);
+        });
+  };
+  add("fold", ranks + 1, [](FoldOperands& operands) { fold_host(operands.call); });
+  add("fold_stream", ranks + 1, [](FoldOperands& operands) {
+    operands.call.stream = true;
+    fold_host(operands.call);
+  });
+  add("fold_mirror", ranks + 2, [](FoldOperands& operands) {
+    operands.call.mirror = operands.mirror.get();
+    fold_host(operands.call);
+  });
+  add("chain", ranks + 1, [](FoldOperands& operands) { chain(operands.call); });
+  add("copy", ranks * 2, [](FoldOperands& operands) { copy_each(operands.call); });
+}
+
+void register_all_folds() {
+  for (const size_t bytes : {kTiny, 4 * kTiny, kInSecondCache, kApart}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::i8, DType::f64}) {
+      for (const int ranks : {2, 4, 8}) register_folds(dtype, Op::sum, ranks, bytes);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -183,6 +275,7 @@ int main(int argc, char** argv) {
       }
     }
   }
+  register_all_folds();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();

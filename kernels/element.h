@@ -202,4 +202,74 @@ RINGFOLD_HD constexpr T combine(T a, T b, const Constants<T>& constants) {
   }
 }
 
+// What a fold knows besides the elements.
+template <class T>
+struct FoldConstants {
+  int ranks;
+  int own;  // the source to be scaled, or -1
+  Factor<T> factor;
+  RINGFOLD_HD explicit constexpr FoldConstants(const FoldCall& call)
+      : ranks(call.ranks),
+        own(call.op == Op::premul_sum && call.factor != 1 ? call.own : -1),
+        factor(static_cast<Factor<T>>(call.factor)) {}
+};
+
+// The f32 sum of bf16 alone may overflow where the mean does not. Then it is formed again of this
+// share of every element, which is exact for all that count, and small enough for kMostSources.
+inline constexpr float kShare = 0x1p-6f;
+static_assert(kShare * kMostSources <= 1);
+
+template <class T>
+RINGFOLD_HD constexpr T contribution(const void* const* sources, int rank, size_t i,
+                                     const FoldConstants<T>& constants) {
+  const T x = static_cast<const T*>(sources[rank])[i];
+  return rank == constants.own ? scale(x, constants.factor) : x;
+}
+
+template <Op op, class T>
+RINGFOLD_HD constexpr T fold_small(const void* const* sources, size_t i,
+                                   const FoldConstants<T>& constants) {
+  float all = to_f32(contribution(sources, 0, i, constants));
+  for (int r = 1; r < constants.ranks; ++r) {
+    const float x = to_f32(contribution(sources, r, i, constants));
+    all = op == Op::prod ? all * x : all + x;
+  }
+  if constexpr (op == Op::avg) {
+    float divisor = static_cast<float>(constants.ranks);
+    if (std::is_same_v<T, BF16> && (bits_of(all) & kF32Infinity) == kF32Infinity) {
+      all = 0;
+      for (int r = 0; r < constants.ranks; ++r)
+        all += to_f32(contribution(sources, r, i, constants)) * kShare;
+      divisor *= kShare;
+    }
+    all /= divisor;
+  }
+  return from_f32<T>(all);
+}
+
+// Element i of a FoldCall.
+template <Op op, class T>
+RINGFOLD_HD constexpr T fold(const void* const* sources, size_t i,
+                             const FoldConstants<T>& constants) {
+  if constexpr (kIsSmallFloat<T> && op != Op::max && op != Op::min) {
+    return fold_small<op>(sources, i, constants);
+  } else {
+    T all = contribution(sources, 0, i, constants);
+    for (int r = 1; r < constants.ranks; ++r) {
+      const T x = contribution(sources, r, i, constants);
+      if constexpr (op == Op::prod) {
+        all = multiply(all, x);
+      } else if constexpr (op == Op::max) {
+        all = greater(all, x);
+      } else if constexpr (op == Op::min) {
+        all = lesser(all, x);
+      } else {
+        all = add(all, x);
+      }
+    }
+    if constexpr (op == Op::avg) return divide(all, constants.ranks);
+    return all;
+  }
+}
+
 }  // namespace ringfold

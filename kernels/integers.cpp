@@ -1,9 +1,10 @@
 // i8 to u64: everything wraps.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/integers.cpp"
-#include <hwy/foreach_target.h>  // must come before loop-inl.h
+#include <hwy/foreach_target.h>  // must come before the -inl.h files
 #include <hwy/highway.h>
 
+#include "kernels/fold-inl.h"
 #include "kernels/loop-inl.h"
 #include "kernels/parts.h"
 
@@ -15,6 +16,10 @@ namespace {
 
 void reduce_integer(const ReduceCall& call) {
   reduce_reference(call);
+}
+
+void fold_integer(const FoldCall& call) {
+  fold_reference(call);
 }
 
 #else
@@ -73,10 +78,14 @@ struct DividedBytes {
   float divisor;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
+    return (*this)(d, hn::Add(a, b));
+  }
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V sum) const {
     const hn::Rebind<int32_t, D> di32;
     const hn::Rebind<float, D> df32;
-    const auto sum = hn::ConvertTo(df32, hn::PromoteTo(di32, hn::Add(a, b)));
-    return hn::DemoteTo(d, hn::ConvertTo(di32, hn::Div(sum, hn::Set(df32, divisor))));
+    const auto wide = hn::ConvertTo(df32, hn::PromoteTo(di32, sum));
+    return hn::DemoteTo(d, hn::ConvertTo(di32, hn::Div(wide, hn::Set(df32, divisor))));
   }
 };
 
@@ -102,25 +111,24 @@ struct DividedWords {
   double divisor;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
+    return (*this)(d, hn::Add(a, b));
+  }
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V sum) const {
     const hn::Rebind<int32_t, D> di32;
     const hn::Rebind<double, D> df64;
-    const auto sum = widen(d, hn::Add(a, b));
-    return hn::BitCast(d, hn::DemoteTo(di32, hn::Div(sum, hn::Set(df64, divisor))));
+    const auto quotient = hn::Div(widen(d, sum), hn::Set(df64, divisor));
+    return hn::BitCast(d, hn::DemoteTo(di32, quotient));
   }
 };
 
-struct ScaledSum {
+// Below 2^51 the low bits of product + 1.5 * 2^52 are the wrapped integer. A vector with a larger
+// product, or NaN, takes the slow way.
+struct Scaled {
   DType dtype;
-  double scale_a, scale_b;
+  double factor;
   template <class D, class V>
-  HWY_INLINE V operator()(D d, V a, V b) const {
-    return hn::Add(scaled(d, a, scale_a), scaled(d, b, scale_b));
-  }
-
-  // Below 2^51 the low bits of product + 1.5 * 2^52 are the wrapped integer. A vector with a larger
-  // product, or NaN, takes the slow way.
-  template <class D, class V>
-  HWY_INLINE V scaled(D d, V x, double factor) const {
+  HWY_INLINE V operator()(D d, V x) const {
     const hn::Rebind<double, D> df64;
     const hn::Rebind<uint64_t, D> du64;
     if (factor == 1) return x;
@@ -133,6 +141,14 @@ struct ScaledSum {
     }
     const auto shifted = hn::BitCast(du64, hn::Add(product, hn::Set(df64, 0x1.8p52)));
     return hn::BitCast(d, hn::TruncateTo(hn::RebindToUnsigned<D>(), shifted));
+  }
+};
+
+struct ScaledSum {
+  Scaled scaled_a, scaled_b;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V a, V b) const {
+    return hn::Add(scaled_a(d, a), scaled_b(d, b));
   }
 };
 
@@ -157,7 +173,7 @@ void scale_sum(const ReduceCall& call) {
     reduce_reference(call);
   } else {
     const hn::Rebind<T, hn::ScalableTag<double>> d;
-    for_each_vector(d, call, ScaledSum{call.dtype, call.scale_a, call.scale_b});
+    for_each_vector(d, call, ScaledSum{{call.dtype, call.scale_a}, {call.dtype, call.scale_b}});
   }
 }
 
@@ -194,6 +210,64 @@ void reduce_integer(const ReduceCall& call) {
   }
 }
 
+// ---- folds ------------------------------------------------------------------------------------
+
+template <class T>
+void fold_average(const FoldCall& call) {
+  if constexpr (sizeof(T) == 1) {
+    const hn::Rebind<T, hn::ScalableTag<float>> d;
+    const DividedBytes divided{static_cast<float>(call.ranks)};
+    fold_vectors<0>(d, call, InType<Sum, DividedBytes>{{}, divided, {}});
+  } else if constexpr (sizeof(T) == 4) {
+    const hn::Rebind<T, hn::ScalableTag<double>> d;
+    const DividedWords divided{static_cast<double>(call.ranks)};
+    fold_vectors<0>(d, call, InType<Sum, DividedWords>{{}, divided, {}});
+  } else {
+    fold_reference(call);
+  }
+}
+
+template <class T>
+void fold_scaled(const FoldCall& call) {
+  if constexpr (sizeof(T) == 8) {
+    fold_reference(call);
+  } else {
+    const hn::Rebind<T, hn::ScalableTag<double>> d;
+    fold_vectors<0>(d, call, InType<Sum, AsIs, Scaled>{{}, {}, {call.dtype, call.factor}});
+  }
+}
+
+template <class T>
+void fold_as(const FoldCall& call) {
+  const hn::ScalableTag<T> d;
+  switch (call.op) {
+    case Op::sum:
+      return fold_ranks(d, call, InType<Sum>());
+    case Op::prod:
+      return fold_vectors<0>(d, call, InType<Product>());
+    case Op::max:
+      return fold_ranks(d, call, InType<Greater>());
+    case Op::min:
+      return fold_ranks(d, call, InType<Lesser>());
+    case Op::avg:
+      return fold_average<T>(call);
+    case Op::premul_sum:
+      if (FoldConstants<T>(call).own < 0) return fold_ranks(d, call, InType<Sum>());
+      return fold_scaled<T>(call);
+  }
+}
+
+void fold_integer(const FoldCall& call) {
+  switch (size_of(call.dtype)) {
+    case 1:
+      return call.dtype == DType::i8 ? fold_as<int8_t>(call) : fold_as<uint8_t>(call);
+    case 4:
+      return call.dtype == DType::i32 ? fold_as<int32_t>(call) : fold_as<uint32_t>(call);
+    default:
+      return call.dtype == DType::i64 ? fold_as<int64_t>(call) : fold_as<uint64_t>(call);
+  }
+}
+
 #endif  // RINGFOLD_PLAIN_TARGET
 
 }  // namespace
@@ -203,10 +277,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ringfold {
 HWY_EXPORT(reduce_integer);
+HWY_EXPORT(fold_integer);
 
 namespace parts {
 Reduce reduce_integers() {
   return &HWY_DYNAMIC_DISPATCH(reduce_integer);
+}
+Fold fold_integers() {
+  return &HWY_DYNAMIC_DISPATCH(fold_integer);
 }
 }  // namespace parts
 }  // namespace ringfold

@@ -1,4 +1,5 @@
-// The arithmetic of a collective: one call folds two ranges of one element type.
+// The arithmetic of a collective: one call reduces two ranges of one element type, or folds those
+// of all ranks.
 //
 // Thread-safety: pure functions of their arguments; any number may run at once on disjoint outputs.
 // Depends on include/ringfold/types.h only.
@@ -40,6 +41,33 @@ void reduce_host(const ReduceCall& call);
 
 // The element bodies in a plain loop: the same bodies that the CUDA kernels run. For tests.
 void reduce_reference(const ReduceCall& call);
+
+// out[i] = sources[0][i] op sources[1][i] op ... in this order, each source read once. All pointers
+// are aligned to the element size at least; out may be exactly one of the sources, no other overlap
+// is allowed.
+//
+//   f16, bf16, fp8  sum, premul_sum, prod and avg are formed in f32 and rounded once, at the end.
+//   other types     the same bits as a chain of ReduceCalls in rank order.
+//   premul_sum      the source `own` is still to be multiplied by `factor`, as scale_host does it;
+//                   the others are already.
+//   avg             the sum over `ranks`; integers wrap in the sum, then truncate.
+struct FoldCall {
+  DType dtype = DType::f32;
+  Op op = Op::sum;
+  const void* const* sources = nullptr;
+  int ranks = 0;  // sources: 2 to kMostSources
+  int own = -1;   // -1: none
+  double factor = 1.0;
+  void* out = nullptr;
+  void* mirror = nullptr;  // second destination of the result, or null; overlaps nothing
+  size_t count = 0;        // elements
+  bool stream = false;     // write `out` past the caches; the mirror stays in them
+};
+inline constexpr int kMostSources = 64;
+
+// As reduce_host and reduce_reference.
+void fold_host(const FoldCall& call);
+void fold_reference(const FoldCall& call);
 
 // out[i] = in[i] * scale rounded to the type, by the rule of premul_sum. out may equal in.
 // scale == 1 is a plain copy of the bits (nothing at all if out == in).

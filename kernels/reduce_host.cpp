@@ -59,6 +59,14 @@ void reduce_host(const ReduceCall& call) {
   }
 }
 
+void fold_host(const FoldCall& call) {
+  if (call.count == 0) return;
+  const parts::Fold fold = is_small_float(call.dtype) ? parts::fold_small_floats()
+                           : is_float(call.dtype)     ? parts::fold_wide_floats()
+                                                      : parts::fold_integers();
+  fold(call);
+}
+
 void scale_host(DType dtype, const void* in, void* out, size_t count, double scale) {
   if (scale == 1.0 || !is_float(dtype)) return scale_reference(dtype, in, out, count, scale);
   const parts::Scale function =

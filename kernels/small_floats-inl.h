@@ -185,14 +185,23 @@ struct PairedBF16 {
   static HWY_INLINE VU32 upper(VU32 bits) { return hn::And(bits, set_bits(0xffff0000)); }
   static HWY_INLINE VF32 round(VF32 x) { return as_f32(upper(rounded_bits(x))); }
 
+  struct Pair {
+    VF32 high, low;
+  };
+  static HWY_INLINE Pair widen(V x) {
+    const VU32 bits = hn::BitCast(U32(), x);
+    return {as_f32(upper(bits)), as_f32(hn::ShiftLeft<16>(bits))};
+  }
+  static HWY_INLINE V narrow(Pair x) {
+    return hn::BitCast(
+        D(), hn::Or(upper(rounded_bits(x.high)), hn::ShiftRight<16>(rounded_bits(x.low))));
+  }
+
   template <class Op>
   static HWY_INLINE V apply(const Op& op, V a, V b) {
-    const VU32 x = hn::BitCast(U32(), a), y = hn::BitCast(U32(), b);
-    const VF32 high = op.template operator()<PairedBF16>(as_f32(upper(x)), as_f32(upper(y)));
-    const VF32 low = op.template operator()<PairedBF16>(as_f32(hn::ShiftLeft<16>(x)),
-                                                        as_f32(hn::ShiftLeft<16>(y)));
-    return hn::BitCast(D(),
-                       hn::Or(upper(rounded_bits(high)), hn::ShiftRight<16>(rounded_bits(low))));
+    const Pair x = widen(a), y = widen(b);
+    return narrow({op.template operator()<PairedBF16>(x.high, y.high),
+                   op.template operator()<PairedBF16>(x.low, y.low)});
   }
 };
 

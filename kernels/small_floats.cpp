@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 #include <hwy/highway.h>
 
+#include "kernels/fold-inl.h"
 #include "kernels/parts.h"
 #include "kernels/small_floats-inl.h"
 
@@ -18,6 +19,10 @@ void reduce_small(const ReduceCall& call) {
 }
 void scale_small(const ReduceCall& call) {
   scale_reference(call.dtype, call.a, call.out, call.count, call.scale_a);
+}
+
+void fold_small(const FoldCall& call) {
+  fold_reference(call);
 }
 
 #else
@@ -146,6 +151,130 @@ void scale_small(const ReduceCall& call) {
   run<F8E5M2>(call, scaled);
 }
 
+// ---- folds: accumulated in f32, in one vector or in the two of a pair --------------------------
+
+using Pair = PairedBF16::Pair;
+
+struct Add {
+  HWY_INLINE VF32 operator()(VF32 a, VF32 b) const { return hn::Add(a, b); }
+  HWY_INLINE Pair operator()(Pair a, Pair b) const {
+    return {hn::Add(a.high, b.high), hn::Add(a.low, b.low)};
+  }
+};
+
+struct Multiply {
+  HWY_INLINE VF32 operator()(VF32 a, VF32 b) const { return hn::Mul(a, b); }
+  HWY_INLINE Pair operator()(Pair a, Pair b) const {
+    return {hn::Mul(a.high, b.high), hn::Mul(a.low, b.low)};
+  }
+};
+
+// `own` is a factor: float, or AsIs for none.
+template <class Format, class Join, class Own = AsIs>
+struct InF32 {
+  static constexpr bool kScales = !std::is_same_v<Own, AsIs>;
+  static constexpr bool kAnyWidth = false, kOverflows = false;
+  using V = typename Format::V;
+  Join join_two;
+  Own factor;
+  template <class D>
+  HWY_INLINE auto first(D, V x) const {
+    return Format::widen(x);
+  }
+  template <class D, class Sum>
+  HWY_INLINE Sum join(D, Sum sum, V x) const {
+    return join_two(sum, Format::widen(x));
+  }
+  template <class D, class Sum>
+  HWY_INLINE V finish(D, Sum sum) const {
+    return Format::narrow(sum);
+  }
+  template <class D>
+  HWY_INLINE V own(D, V x) const {
+    return Format::apply(Scaled{factor}, x, x);
+  }
+};
+
+template <class Format>
+struct Mean32 : InF32<Format, Add> {
+  float ranks;
+  explicit Mean32(int count) : ranks(static_cast<float>(count)) {}
+  template <class D>
+  HWY_INLINE typename Format::V finish(D, VF32 sum) const {
+    return Format::narrow(hn::Div(sum, set_f32(ranks)));
+  }
+};
+
+// The means of bf16 whose f32 sum overflows are made of shares, see kShare.
+struct Shares : InF32<PairedBF16, Add> {
+  template <class D>
+  HWY_INLINE Pair first(D, V x) const {
+    const Pair wide = PairedBF16::widen(x);
+    return {hn::Mul(wide.high, set_f32(kShare)), hn::Mul(wide.low, set_f32(kShare))};
+  }
+  template <class D>
+  HWY_INLINE Pair join(D d, Pair sum, V x) const {
+    return join_two(sum, first(d, x));
+  }
+};
+
+template <>
+struct Mean32<PairedBF16> : InF32<PairedBF16, Add> {
+  static constexpr bool kOverflows = true;
+  float ranks;
+  explicit Mean32(int count) : ranks(static_cast<float>(count)) {}
+  template <class D>
+  HWY_INLINE V finish(D, Pair sum) const {
+    return PairedBF16::narrow({mean(sum.high), mean(sum.low)});
+  }
+  HWY_INLINE bool overflowed(Pair sum) const {
+    return !hn::AllTrue(F32(), hn::And(finite(sum.high), finite(sum.low)));
+  }
+  HWY_INLINE V mended(Pair sum, Pair shares) const {
+    return PairedBF16::narrow({mended(sum.high, shares.high), mended(sum.low, shares.low)});
+  }
+  static Shares shares() { return {}; }
+
+ private:
+  static HWY_INLINE hn::Mask<F32> finite(VF32 x) {
+    return hn::Lt(hn::Abs(x), as_f32(set_bits(kF32Infinity)));
+  }
+  HWY_INLINE VF32 mean(VF32 sum) const { return hn::Div(sum, set_f32(ranks)); }
+  HWY_INLINE VF32 mended(VF32 sum, VF32 shares) const {
+    return hn::IfThenElse(finite(sum), mean(sum), hn::Div(shares, set_f32(ranks * kShare)));
+  }
+};
+
+template <class Small>
+void fold_as(const FoldCall& call) {
+  using Format = typename FormatOf<Small>::Type;
+  const typename Format::D d;
+  const hn::ScalableTag<std::make_signed_t<typename Small::Bits>> bits;
+  const FoldConstants<Small> constants(call);
+  switch (call.op) {
+    case Op::sum:
+      return fold_ranks(d, call, InF32<Format, Add>());
+    case Op::prod:
+      return fold_vectors<0>(d, call, InF32<Format, Multiply>());
+    case Op::max:
+      return fold_ranks(bits, call, InType<Extreme<Small, false>>());
+    case Op::min:
+      return fold_ranks(bits, call, InType<Extreme<Small, true>>());
+    case Op::avg:
+      return fold_ranks(d, call, Mean32<Format>(call.ranks));
+    case Op::premul_sum:
+      if (constants.own < 0) return fold_ranks(d, call, InF32<Format, Add>());
+      return fold_vectors<0>(d, call, InF32<Format, Add, float>{{}, constants.factor});
+  }
+}
+
+void fold_small(const FoldCall& call) {
+  if (call.dtype == DType::f16) return fold_as<F16>(call);
+  if (call.dtype == DType::bf16) return fold_as<BF16>(call);
+  if (call.dtype == DType::f8e4m3) return fold_as<F8E4M3>(call);
+  fold_as<F8E5M2>(call);
+}
+
 #endif  // RINGFOLD_PLAIN_TARGET
 
 }  // namespace
@@ -156,6 +285,7 @@ HWY_AFTER_NAMESPACE();
 namespace ringfold {
 HWY_EXPORT(reduce_small);
 HWY_EXPORT(scale_small);
+HWY_EXPORT(fold_small);
 
 namespace parts {
 Reduce reduce_small_floats() {
@@ -163,6 +293,9 @@ Reduce reduce_small_floats() {
 }
 Scale scale_small_floats() {
   return &HWY_DYNAMIC_DISPATCH(scale_small);
+}
+Fold fold_small_floats() {
+  return &HWY_DYNAMIC_DISPATCH(fold_small);
 }
 }  // namespace parts
 }  // namespace ringfold

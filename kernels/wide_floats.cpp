@@ -1,9 +1,10 @@
 // f32 and f64: one vector in, one operation, NaN made canonical.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/wide_floats.cpp"
-#include <hwy/foreach_target.h>  // must come before loop-inl.h
+#include <hwy/foreach_target.h>  // must come before the -inl.h files
 #include <hwy/highway.h>
 
+#include "kernels/fold-inl.h"
 #include "kernels/loop-inl.h"
 #include "kernels/parts.h"
 
@@ -18,6 +19,10 @@ void reduce_wide(const ReduceCall& call) {
 }
 void scale_wide(const ReduceCall& call) {
   scale_reference(call.dtype, call.a, call.out, call.count, call.scale_a);
+}
+
+void fold_wide(const FoldCall& call) {
+  fold_reference(call);
 }
 
 #else
@@ -124,6 +129,74 @@ void scale_wide(const ReduceCall& call) {
   call.dtype == DType::f32 ? scale_as<float>(call) : scale_as<double>(call);
 }
 
+// ---- folds: NaN stays NaN, so it is enough to make the result canonical ------------------------
+
+struct PlainSum {
+  template <class D, class V>
+  HWY_INLINE V operator()(D, V a, V b) const {
+    return hn::Add(a, b);
+  }
+};
+
+struct PlainProduct {
+  template <class D, class V>
+  HWY_INLINE V operator()(D, V a, V b) const {
+    return hn::Mul(a, b);
+  }
+};
+
+struct Canonical {
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    return canonical(d, x);
+  }
+};
+
+template <class T>
+struct Quotient {
+  T divisor;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V sum) const {
+    return canonical(d, hn::Div(sum, hn::Set(d, divisor)));
+  }
+};
+
+template <class T>
+struct OwnScaled {
+  T factor;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    return hn::Mul(x, hn::Set(d, factor));
+  }
+};
+
+template <class T>
+void fold_as(const FoldCall& call) {
+  const hn::ScalableTag<T> d;
+  const FoldConstants<T> constants(call);
+  switch (call.op) {
+    case Op::sum:
+      return fold_ranks(d, call, InType<PlainSum, Canonical>());
+    case Op::prod:
+      return fold_vectors<0>(d, call, InType<PlainProduct, Canonical>());
+    case Op::max:
+      return fold_ranks(d, call, InType<Greater>());
+    case Op::min:
+      return fold_ranks(d, call, InType<Lesser>());
+    case Op::avg:
+      return fold_ranks(d, call,
+                        InType<PlainSum, Quotient<T>>{{}, {static_cast<T>(call.ranks)}, {}});
+    case Op::premul_sum:
+      if (constants.own < 0) return fold_ranks(d, call, InType<PlainSum, Canonical>());
+      return fold_vectors<0>(d, call,
+                             InType<PlainSum, Canonical, OwnScaled<T>>{{}, {}, {constants.factor}});
+  }
+}
+
+void fold_wide(const FoldCall& call) {
+  call.dtype == DType::f32 ? fold_as<float>(call) : fold_as<double>(call);
+}
+
 #endif  // RINGFOLD_PLAIN_TARGET
 
 }  // namespace
@@ -134,6 +207,7 @@ HWY_AFTER_NAMESPACE();
 namespace ringfold {
 HWY_EXPORT(reduce_wide);
 HWY_EXPORT(scale_wide);
+HWY_EXPORT(fold_wide);
 
 namespace parts {
 Reduce reduce_wide_floats() {
@@ -141,6 +215,9 @@ Reduce reduce_wide_floats() {
 }
 Scale scale_wide_floats() {
   return &HWY_DYNAMIC_DISPATCH(scale_wide);
+}
+Fold fold_wide_floats() {
+  return &HWY_DYNAMIC_DISPATCH(fold_wide);
 }
 }  // namespace parts
 }  // namespace ringfold

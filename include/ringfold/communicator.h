@@ -49,8 +49,16 @@ class Work {
  public:
   Work() = default;                       // done, ok
   explicit Work(const Status& finished);  // done with that status
-  // Done, ok: a small all_reduce that was over before the call returned.
-  [[nodiscard]] static Work quick(int ranks, size_t bytes);
+  // What report() needs to know of an operation that was over before the call returned.
+  struct Brief {
+    float seconds = 0;  // 0: not measured
+    uint32_t count = 0;
+    uint16_t ranks = 0, rank = 0, root = 0;  // ranks == 0: there was no such operation
+    Collective collective = Collective::all_reduce;
+    uint8_t element_bytes = 0;
+    bool crowded = false;  // ranks outnumbered the cores
+  };
+  explicit Work(const Brief& brief) : brief_(brief) {}  // done, ok
 
   [[nodiscard]] bool done() const;
   // Waits until done, helping the engine from this thread. Code::timeout if `timeout` passes first:
@@ -67,8 +75,7 @@ class Work {
 
  private:
   std::shared_ptr<State> state_;
-  uint32_t quick_bytes_ = 0;  // what report() needs where there is no state
-  uint16_t quick_ranks_ = 0;
+  Brief brief_;  // where there is no state
 };
 
 struct Options {
@@ -78,13 +85,6 @@ struct Options {
   std::optional<Algorithm> algorithm;  // empty: RINGFOLD_ALGORITHM or the model
   std::string transports;              // "shm,ucx": allowed ones; empty: RINGFOLD_TRANSPORTS or all
 };
-
-inline Work Work::quick(int ranks, size_t bytes) {
-  Work work;
-  work.quick_ranks_ = static_cast<uint16_t>(ranks);
-  work.quick_bytes_ = static_cast<uint32_t>(bytes);
-  return work;
-}
 
 class Communicator {
  public:

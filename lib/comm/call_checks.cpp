@@ -33,7 +33,7 @@ Status check_elements(size_t count, DType type) {
 }  // namespace
 
 Status Communicator::Impl::usable() const {
-  if (world_ && !world_->usable())
+  if (world_ && !world_->same_process())
     return {Code::invalid_argument,
             "this process was forked after the communicator was made: the child must make its own"};
   if (Status status = health(); !status.ok())

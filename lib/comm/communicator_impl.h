@@ -69,6 +69,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] Result<Choice> choice(Collective collective, int size, size_t count,
                                       size_t element_bytes, int root);
   [[nodiscard]] Description region_description(const Call& call) const;
+  [[nodiscard]] Work::Brief brief_of(const Call& call) const;
   std::shared_ptr<Work::State> region_state(const Description& what);
   std::unique_ptr<UserOperation> region_operation(const Call& call, const Description& what,
                                                   const std::shared_ptr<Work::State>& state);

@@ -2,6 +2,8 @@
 // one looks like.
 #include <fmt/format.h>
 
+#include <limits>
+
 #include "lib/comm/communicator_impl.h"
 
 namespace ringfold {
@@ -48,26 +50,26 @@ Description Communicator::Impl::region_description(const Call& call) const {
   what.schedule.count = call.count;
   what.type = call.type;
   what.op = call.reduction.op;
-  what.piece = region::shape_of(what.schedule, size_of(call.type), region_->room()).block;
   return what;
 }
 
 std::shared_ptr<Work::State> Communicator::Impl::region_state(const Description& what) {
   auto state = std::make_shared<Work::State>(world_);
-  const size_t element = size_of(what.type);
-  const region::Shape shape = region::shape_of(what.schedule, element, region_->room());
-  Report& report = state->report;
-  report.collective = what.schedule.collective;
-  report.algorithm = Algorithm::region;
-  report.transport = "region";
-  report.steps = region::phases_of(shape);
-  report.bus_factor = bus_factor(what.schedule.collective, size_);
-  report.bytes_model = region::bytes_written(what.schedule, shape, rank_, element);
-  report.chunk_bytes = report.piece_bytes = shape.block * element;
-  report.predicted_seconds =
-      region::predict_seconds(what.schedule, shape, element, region_->room());
+  state->report = region::report_of(what.schedule, size_of(what.type), rank_, region_->room());
   state->started = steady_clock().now();
   return state;
+}
+
+Work::Brief Communicator::Impl::brief_of(const Call& call) const {
+  Work::Brief brief;
+  brief.count = static_cast<uint32_t>(call.count);
+  brief.ranks = static_cast<uint16_t>(size_);
+  brief.rank = static_cast<uint16_t>(rank_);
+  brief.root = static_cast<uint16_t>(call.root);
+  brief.collective = call.collective;
+  brief.element_bytes = static_cast<uint8_t>(size_of(call.type));
+  brief.crowded = region_->room().crowded;
+  return brief;
 }
 
 std::unique_ptr<UserOperation> Communicator::Impl::region_operation(
@@ -85,26 +87,30 @@ std::unique_ptr<UserOperation> Communicator::Impl::region_operation(
 
 Work Communicator::Impl::in_region(const Call& call) {
   const Description what = region_description(call);
-  auto state = region_state(what);
-  if (!group_open() && take_waits_at_once()) {
-    switch (region_->run(what, {call.send, call.recv, call.reduction},
-                         [&] { return region_operation(call, what, state); })) {
+  std::shared_ptr<Work::State> state;
+  const auto make = [&] {
+    state = region_state(what);
+    return region_operation(call, what, state);
+  };
+  if (!group_open() && call.count <= std::numeric_limits<uint32_t>::max() && take_waits_at_once()) {
+    const Nanoseconds begun = steady_clock().now();
+    const auto shape = region::shape_of(what.schedule, size_of(call.type), region_->room());
+    const Operation::Memory memory{call.send, call.recv, call.reduction};
+    switch (region_->run(what, shape, memory, make)) {
       case region::Region::Quick::none:
         will_wait_at_once();
         break;
-      case region::Region::Quick::done:
-        state->report.bytes_sent = state->report.bytes_model;
-        state->returned = steady_clock().now();
-        state->report.measured_seconds =
-            std::chrono::duration<double>(state->returned - state->started).count();
-        state->world.reset();
-        state->done.store(true, std::memory_order_release);
-        return Work(std::move(state));
+      case region::Region::Quick::done: {
+        Work::Brief brief = brief_of(call);
+        brief.seconds = std::chrono::duration<float>(steady_clock().now() - begun).count();
+        return Work(brief);
+      }
       case region::Region::Quick::started:
+        state->returned = steady_clock().now();
         return Work(std::move(state));
     }
   }
-  start_or_group(shared_from_this(), region_operation(call, what, state));
+  start_or_group(shared_from_this(), make());
   return Work(std::move(state));
 }
 
@@ -133,7 +139,7 @@ bool Communicator::Impl::quick(const Call& call, Work* work) {
       if (waits) will_wait_at_once();
       return false;
     case region::Region::Quick::done:
-      *work = Work::quick(size_, bytes);
+      *work = Work(brief_of(call));
       return true;
     case region::Region::Quick::started:
       return true;

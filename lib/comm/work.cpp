@@ -184,22 +184,25 @@ void Work::then(std::function<void(const Status&)> f) {
 
 namespace {
 
-// Of an operation too short to be timed without making it longer.
-Report quick_report(int ranks, size_t bytes) {
+Report report_of(const Work::Brief& brief) {
   Report report;
-  report.algorithm = Algorithm::region;
-  report.transport = "region";
-  report.steps = 1;
-  report.bytes_sent = report.bytes_model = bytes;
-  report.bus_factor = bus_factor(Collective::all_reduce, ranks);
-  report.chunk_bytes = report.piece_bytes = bytes;
+  if (brief.ranks == 0) return report;
+  Schedule what;
+  what.collective = brief.collective;
+  what.size = brief.ranks;
+  what.root = brief.root;
+  what.count = brief.count;
+  report = region::report_of(what, brief.element_bytes, brief.rank,
+                             {region::Segment::pool_bytes_for(brief.ranks), brief.crowded});
+  report.bytes_sent = report.bytes_model;
+  report.measured_seconds = brief.seconds;
   return report;
 }
 
 }  // namespace
 
 Report Work::report() const {
-  if (!state_) return quick_ranks_ != 0 ? quick_report(quick_ranks_, quick_bytes_) : Report();
+  if (!state_) return report_of(brief_);
   const std::lock_guard guard(state_->lock);
   Report report = state_->report;
   if (state_->element_bytes == 0) return report;

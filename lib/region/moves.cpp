@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/reduce.h"
+#include "ringfold/model.h"
 
 namespace ringfold::region {
 namespace {
@@ -23,8 +24,6 @@ static const size_t kBlocksWanted = E("BW", 4 << 10) >> 10;
 constexpr size_t kLine = 64;
 // From here an output of its own is not worth a place in the caches.
 static const size_t kStreamBytes = E("ST", 4 << 20);
-// What the fold of many ranks holds in the innermost cache.
-constexpr size_t kFoldBytes = 8 << 10;
 
 bool whole_payload(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce ||
@@ -122,6 +121,20 @@ double predict_seconds(const Schedule& what, const Shape& shape, size_t element_
   return (phases_of(shape) + 1) * phase + bytes * byte * turns;
 }
 
+Report report_of(const Schedule& what, size_t element_bytes, int rank, const Room& room) {
+  const Shape shape = shape_of(what, element_bytes, room);
+  Report report;
+  report.collective = what.collective;
+  report.algorithm = Algorithm::region;
+  report.transport = "region";
+  report.steps = phases_of(shape);
+  report.bus_factor = bus_factor(what.collective, what.size);
+  report.bytes_model = bytes_written(what, shape, rank, element_bytes);
+  report.chunk_bytes = report.piece_bytes = shape.block * element_bytes;
+  report.predicted_seconds = predict_seconds(what, shape, element_bytes, room);
+  return report;
+}
+
 // ---- the pool ---------------------------------------------------------------------------------
 
 size_t Ring::take(size_t bytes, uint32_t read_at, uint32_t* free_at) {
@@ -141,7 +154,7 @@ size_t Ring::take(size_t bytes, uint32_t read_at, uint32_t* free_at) {
 // ---- geometry ---------------------------------------------------------------------------------
 
 Moves::Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
-             const Operation::Memory& memory, int rank, const Room& room)
+             const Operation::Memory& memory, int rank, const Shape& shape)
     : segment_(segment),
       ring_a_(ring_a),
       ring_b_(ring_b),
@@ -156,7 +169,7 @@ Moves::Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Descripti
       recv_(static_cast<std::byte*>(memory.recv)),
       reduction_(memory.reduction),
       scales_(reduction_.op == Op::premul_sum && reduction_.factor != 1.0),
-      shape_(shape_of(what.schedule, element_, room)),
+      shape_(shape),
       stream_(send_ != recv_ && collective_ != Collective::broadcast &&
               what.schedule.count * element_ >= kStreamBytes) {}
 
@@ -271,16 +284,28 @@ void Moves::consume(int step, uint32_t base) {
     collect(block(step - lag), base + static_cast<uint32_t>(step - 1));
 }
 
-void Moves::fold(const std::array<const std::byte*, kMaxRanks>& sources, bool own_is_raw,
-                 std::byte* out, std::byte* mirror, size_t count) const {
-  fold_in_order(type_, reduction_, sources.data(), size_, own_is_raw ? rank_ : -1, out, mirror,
-                count);
+// In rank order; my own input comes as it is, the others' scaled.
+void Moves::fold(const std::array<const void*, kMaxRanks>& sources, std::byte* out,
+                 std::byte* mirror, size_t count) const {
+  static_assert(kMaxRanks <= kMostSources);
+  FoldCall call;
+  call.dtype = type_;
+  call.op = reduction_.op;
+  call.sources = sources.data();
+  call.ranks = size_;
+  call.own = rank_;
+  call.factor = reduction_.factor;
+  call.out = out;
+  call.mirror = mirror;
+  call.count = count;
+  call.stream = stream_ && collective_ == Collective::all_reduce;
+  fold_host(call);
 }
 
 void Moves::fold_own(const Block& b) {
   const Part p = part(b, rank_);
   if (p.count == 0) return;
-  std::array<const std::byte*, kMaxRanks> sources;
+  std::array<const void*, kMaxRanks> sources;
   for (int r = 0; r < size_; ++r)
     sources[static_cast<size_t>(r)] = r == rank_ ? send_ + (b.begin + p.begin) * element_
                                                  : segment_.pool(r) + b.a + p.begin * element_;
@@ -288,19 +313,19 @@ void Moves::fold_own(const Block& b) {
   const bool is_output = collective_ == Collective::all_reduce || rank_ == root_;
   std::byte* const out = is_output ? recv_ + (b.begin + p.begin) * element_ : pool;
   const bool shown = collective_ == Collective::all_reduce;
-  fold(sources, true, out, shown ? pool : nullptr, p.count);
+  fold(sources, out, shown ? pool : nullptr, p.count);
 }
 
 // Everybody's whole block, or everybody's part for me.
 void Moves::fold_whole(const Block& b, uint32_t phase) {
-  std::array<const std::byte*, kMaxRanks> sources;
+  std::array<const void*, kMaxRanks> sources;
   const bool mine = collective_ == Collective::reduce_scatter;
   const size_t offset = mine ? static_cast<size_t>(rank_) * shape_.block * element_ : 0;
   const size_t own = (mine ? static_cast<size_t>(rank_) * each_ : 0) + b.begin;
   for (int r = 0; r < size_; ++r)
     sources[static_cast<size_t>(r)] =
         r == rank_ ? send_ + own * element_ : area_a(r, b, phase) + offset;
-  fold(sources, true, recv_ + b.begin * element_, nullptr, b.count);
+  fold(sources, recv_ + b.begin * element_, nullptr, b.count);
 }
 
 void Moves::get(size_t first, const std::byte* from, size_t count) const {
@@ -359,35 +384,6 @@ void Moves::collect_parts(const Block& b, uint32_t phase) {
     get(static_cast<size_t>(from) * each_ + b.begin, area_a(from, b, phase) + offset, b.count);
   }
   keep_own(me * each_ + b.begin, (exchanged ? me * each_ : 0) + b.begin, b.count);
-}
-
-// ---- the fold ---------------------------------------------------------------------------------
-
-void fold_in_order(DType type, const Reduction& reduction, const std::byte* const* sources,
-                   int count_of_sources, int own, std::byte* out, std::byte* mirror, size_t count) {
-  alignas(kLine) std::array<std::byte, kFoldBytes> sum;
-  const size_t element = size_of(type);
-  const size_t block = count_of_sources == 2 ? count : kFoldBytes / element;
-  ReduceCall call;
-  call.dtype = type;
-  call.op = reduction.op;
-  call.total = count_of_sources;
-  const double factor = reduction.op == Op::premul_sum ? reduction.factor : 1.0;
-  for (size_t first = 0; first < count; first += block) {
-    const size_t offset = first * element;
-    call.count = std::min(block, count - first);
-    for (int r = 1; r < count_of_sources; ++r) {
-      const bool last = r == count_of_sources - 1;
-      call.a = r == 1 ? sources[0] + offset : sum.data();
-      call.b = sources[r] + offset;
-      call.out = last ? out + offset : sum.data();
-      call.mirror = last && mirror != nullptr ? mirror + offset : nullptr;
-      call.scale_a = r == 1 && own == 0 ? factor : 1.0;
-      call.scale_b = own == r ? factor : 1.0;
-      call.count_a = r;
-      reduce_host(call);
-    }
-  }
 }
 
 }  // namespace ringfold::region

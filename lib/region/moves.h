@@ -19,6 +19,7 @@
 
 #include "lib/engine/engine.h"
 #include "lib/region/segment.h"
+#include "ringfold/communicator.h"
 
 namespace ringfold::region {
 
@@ -47,6 +48,10 @@ struct Room {
 [[nodiscard]] double predict_seconds(const Schedule& what, const Shape& shape, size_t element_bytes,
                                      const Room& room);
 
+// All of a report that follows from the call.
+[[nodiscard]] Report report_of(const Schedule& what, size_t element_bytes, int rank,
+                               const Room& room);
+
 // A part of each rank's pool, given out in turn. All ranks take the same in the same order, so they
 // know each other's offsets. Turning through more memory than the private caches hold is the point:
 // a line that a peer's cache still holds costs several times more to write.
@@ -72,7 +77,7 @@ class Moves {
   enum class Whom : uint8_t { nobody, everybody, root };
 
   Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
-        const Operation::Memory& memory, int rank, const Room& room);
+        const Operation::Memory& memory, int rank, const Shape& shape);
 
   [[nodiscard]] int phases() const { return phases_of(shape_); }
   [[nodiscard]] const Shape& shape() const { return shape_; }
@@ -107,8 +112,8 @@ class Moves {
   void keep_own(size_t to, size_t first, size_t count) const;
   void fold_own(const Block& block);
   void fold_whole(const Block& block, uint32_t phase);
-  void fold(const std::array<const std::byte*, kMaxRanks>& sources, bool own_is_raw, std::byte* out,
-            std::byte* mirror, size_t count) const;
+  void fold(const std::array<const void*, kMaxRanks>& sources, std::byte* out, std::byte* mirror,
+            size_t count) const;
   void collect(const Block& block, uint32_t phase);
   void collect_parts(const Block& block, uint32_t phase);
 
@@ -128,11 +133,5 @@ class Moves {
   const bool stream_;  // the output is large and apart: writing it past the caches is quicker
   std::array<Block, kOpen> blocks_;
 };
-
-// out[i] = sources[0][i] op sources[1][i] op ... in this order. With `own` >= 0 that source is yet
-// to be multiplied by the reduction's factor; out may be the same memory as one source. `mirror`:
-// second destination, or null.
-void fold_in_order(DType type, const Reduction& reduction, const std::byte* const* sources,
-                   int count_of_sources, int own, std::byte* out, std::byte* mirror, size_t count);
 
 }  // namespace ringfold::region

@@ -172,12 +172,13 @@ void Region::remember(uint32_t seq, const Description& what) {
   history_[seq % history_.size()] = {seq, what};
 }
 
-Region::Running& Region::start(const Description& what, const Operation::Memory& memory) {
+Region::Running& Region::start(const Description& what, const Shape& shape,
+                               const Operation::Memory& memory) {
   const uint32_t seq = next_seq_++;
   remember(seq, what);
   Running& r = running_.emplace(
       Running{nullptr, what.schedule, size_of(what.type), seq, what.fingerprint(),
-              Moves(segment_, ring_a_, ring_b_, what, memory, rank_, room_), next_phase_});
+              Moves(segment_, ring_a_, ring_b_, what, memory, rank_, shape), next_phase_});
   next_phase_ += static_cast<uint32_t>(r.moves.phases());
   return r;
 }
@@ -190,7 +191,8 @@ void Region::start_next() {
     next = std::move(queue_.front());
     queue_.pop_front();
   }
-  Running& r = start(next->what, next->memory);
+  const Shape shape = shape_of(next->what.schedule, size_of(next->what.type), room_);
+  Running& r = start(next->what, shape, next->memory);
   next->id.seq = r.seq;
   r.operation = std::move(next);
 }
@@ -298,12 +300,26 @@ void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
   if (!waited_for) look_after();
 }
 
+// All ranks' payloads of the phase, which their ranks have scaled.
+void Region::fold_payloads(uint32_t phase, const Description& what, void* out) const {
+  std::array<const void*, kMaxRanks> sources;
+  for (int r = 0; r < size_; ++r) sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload;
+  FoldCall call;
+  call.dtype = what.type;
+  call.op = what.op;
+  call.sources = sources.data();
+  call.ranks = size_;
+  call.out = out;
+  call.count = what.schedule.count;
+  fold_host(call);
+}
+
 // Everything between the call and the result happens here, in the caller's thread.
-Region::Quick Region::run(const Description& what, const Operation::Memory& memory,
-                          const Make& make) {
+Region::Quick Region::run(const Description& what, const Shape& shape,
+                          const Operation::Memory& memory, const Make& make) {
   const Turn turn(turn_);
   if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
-  start(what, memory);
+  start(what, shape, memory);
   while (!contradicted_ && !failed()) {
     const int before = running_->step;
     if (advance_running(Wait::ordinary)) {
@@ -345,16 +361,13 @@ Region::Quick Region::run_small(const Description& what, const Operation::Memory
   show(phase, fingerprint);
   if (shown(Moves::Whom::everybody, 0, phase, fingerprint,
             waited_for ? Wait::ordinary : Wait::no)) {
-    std::array<const std::byte*, kMaxRanks> sources;
-    for (int r = 0; r < size_; ++r)
-      sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload;
-    fold_in_order(what.type, memory.reduction, sources.data(), size_, -1,
-                  static_cast<std::byte*>(memory.recv), nullptr, what.schedule.count);
+    fold_payloads(phase, what, memory.recv);
     bytes_.store(bytes_.load(std::memory_order_relaxed) + what.schedule.count * element,
                  std::memory_order_relaxed);
     return Quick::done;
   }
-  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_, room_);
+  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_,
+              shape_of(what.schedule, element, room_));
   moves.reserve(0, phase, phase);
   running_.emplace(
       Running{make(), what.schedule, element, seq, fingerprint, std::move(moves), phase, 1});

@@ -60,7 +60,8 @@ class Region final : public Companion {
   // the moment, submit() it. `started`: it takes longer; `make` was called for its operation.
   enum class Quick : uint8_t { none, done, started };
   using Make = std::function<std::unique_ptr<Operation>()>;
-  Quick run(const Description& what, const Operation::Memory& memory, const Make& make);
+  Quick run(const Description& what, const Shape& shape, const Operation::Memory& memory,
+            const Make& make);
   // For an all_reduce of at most kInline bytes.
   Quick run_small(const Description& what, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
@@ -119,12 +120,13 @@ class Region final : public Companion {
   bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
   void show(uint32_t phase, uint32_t fingerprint);
   void greet(uint32_t phase, uint32_t fingerprint);
-  Running& start(const Description& what, const Operation::Memory& memory);
+  Running& start(const Description& what, const Shape& shape, const Operation::Memory& memory);
   void start_next();
   bool advance(Wait wait);
   bool advance_running(Wait wait);
   void account();
   bool work(Wait wait, bool in_turn);
+  void fold_payloads(uint32_t phase, const Description& what, void* out) const;
   void remember(uint32_t seq, const Description& what);
   void look_after();
   void sleep(int rank, uint32_t phase, Nanoseconds most);
