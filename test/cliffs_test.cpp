@@ -1,9 +1,9 @@
 // What `ringfold bench --cliffs` compares, and when it speaks of a cliff. No clocks here.
+#include "tools/cliffs.h"
+
 #include <catch2/catch.hpp>
 #include <set>
 #include <vector>
-
-#include "tools/cliffs.h"
 
 using namespace ringfold;
 using namespace ringfold::tools;

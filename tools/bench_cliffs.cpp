@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <array>
 #include <cstdio>
 #include <map>
 #include <thread>
@@ -121,8 +122,8 @@ class Search {
     timed(line, 1);  // the first call pays for what all later ones find ready
     const double once = std::max(1e-8, timed(line, 2));
     const int calls = std::clamp(static_cast<int>(kSeconds / once), 1, 20000);
-    std::vector<double> times;
-    for (int i = 0; i < kRepetitions; ++i) times.push_back(timed(line, calls));
+    std::array<double, kRepetitions> times{};
+    for (double& one : times) one = timed(line, calls);
     std::nth_element(times.begin(), times.begin() + kRepetitions / 2, times.end());
     time.us = times[kRepetitions / 2] * 1e6;
     return time;

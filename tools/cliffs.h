@@ -3,11 +3,11 @@
 // Pure functions, any thread; bench_cliffs.cpp measures.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "ringfold/types.h"
@@ -18,7 +18,10 @@ struct CliffLine {
   uint64_t bytes = 0;  // of the largest buffer of a rank
   DType type = DType::f32;
   bool in_place = false;
-  auto operator<=>(const CliffLine&) const = default;
+  bool operator==(const CliffLine&) const = default;
+  bool operator<(const CliffLine& other) const {
+    return std::tie(bytes, type, in_place) < std::tie(other.bytes, other.type, other.in_place);
+  }
 };
 
 enum class CliffKind : uint8_t { doubling, one_element, type };
