@@ -157,6 +157,14 @@ def programs_alive():
     return alive
 
 
+def eventually(true, seconds=20):
+    """Whether `true` becomes so in time."""
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()
+
+
 class Running(unittest.TestCase):
     """The whole of it, with ringfold alone."""
 
@@ -194,21 +202,20 @@ class Running(unittest.TestCase):
         self.assertEqual(data["failed"], {})
         self.assertIn("2 ranks, in place", out)
 
-    def test_a_terminated_run_leaves_nothing(self):
-        process = self.start("--sizes", "256M", start_new_session=True)
-        deadline = time.monotonic() + 20
-        while not programs_alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        self.assertTrue(programs_alive())
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=20)
-        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
+    def test_a_run_that_is_ended_leaves_nothing(self):
+        for number, status in ((signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 130),
+                               (signal.SIGKILL, -signal.SIGKILL)):
+            process = self.start("--sizes", "256M")
+            self.assertTrue(eventually(programs_alive))
+            process.send_signal(number)
+            process.communicate(timeout=20)
+            self.assertEqual(process.returncode, status)
+            self.assertTrue(eventually(lambda: not programs_alive()))
+            self.assertTrue(eventually(lambda: not leftovers() - self.before))
 
     def test_a_dead_rank_is_a_failure_with_its_reason(self):
         process = self.start("--sizes", "256M")
-        deadline = time.monotonic() + 20
-        while len(programs_alive()) < 4 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        self.assertTrue(eventually(lambda: len(programs_alive()) == 4))
         victim = int(programs_alive()[0].split("/")[2])
         os.kill(victim, signal.SIGKILL)
         out, err = process.communicate(timeout=60)

