@@ -208,8 +208,10 @@ def mpich5(places):
 
 def intel_start(wheel):
     environment = (("I_MPI_ROOT", str(wheel)), ("I_MPI_FABRICS", "shm"), ("I_MPI_PIN", "0"),
-                   ("LD_LIBRARY_PATH", str(wheel / "lib")))
-    return (str(wheel / "bin" / "mpirun"), "-np", "{ranks}"), environment
+                   ("LD_LIBRARY_PATH", str(wheel / "lib")),
+                   ("PATH", f"{wheel / 'bin'}:{os.environ['PATH']}"))
+    # Not by mpirun, a script that would outlive us with all its ranks.
+    return (str(wheel / "bin" / "mpiexec.hydra"), "-np", "{ranks}"), environment
 
 
 def intelmpi(places):
