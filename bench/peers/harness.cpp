@@ -137,11 +137,12 @@ class Measurement {
     const double wanted = budget_us / std::max(0.02, per_call_);
     return team_.from_first(static_cast<int64_t>(std::clamp(wanted, at_least, at_most)));
   }
-  [[nodiscard]] bool huge() const { return job_.bytes >= size_t{64} << 20; }
 
   void time_loops(Timings& timings) {
-    timings.iterations = calls(job_.budget_us / job_.repetitions, huge() ? 1 : 3, 20000);
-    for (int r = 0; r < job_.repetitions; ++r) {
+    // Many short loops: an interruption spoils few of them, and the median does not see it.
+    const int64_t repetitions = calls(job_.budget_us, 3, job_.repetitions);
+    timings.iterations = calls(job_.budget_us / static_cast<double>(repetitions), 1, 20000);
+    for (int64_t r = 0; r < repetitions; ++r) {
       team_.barrier();
       library_.untimed_us();
       const double start = now_us();
@@ -150,20 +151,24 @@ class Measurement {
       const double mine = spent / static_cast<double>(timings.iterations);
       timings.loop.push_back(team_.largest({mine})[0]);
     }
-    per_call_ = median(timings.loop);
   }
 
   void time_single_calls(Timings& timings) {
-    const int64_t iterations = calls(0.6 * job_.budget_us, huge() ? 3 : 5, 3000);
-    std::vector<double> mine(static_cast<size_t>(iterations));
-    for (double& one : mine) {
-      team_.barrier();
-      library_.untimed_us();
-      const double start = now_us();
-      call_();
-      one = now_us() - start - library_.untimed_us();
-    }
+    constexpr int kFirst = 5;  // to see what a call takes together with its barrier
+    const double start = now_us();
+    for (int i = 0; i < kFirst; ++i) single_call();
+    per_call_ = (now_us() - start) / kFirst;
+    std::vector<double> mine(static_cast<size_t>(calls(0.6 * job_.budget_us, 3, 3000)));
+    for (double& one : mine) one = single_call();
     timings.sync = team_.largest(mine);
+  }
+
+  double single_call() {
+    team_.barrier();
+    library_.untimed_us();
+    const double start = now_us();
+    call_();
+    return now_us() - start - library_.untimed_us();
   }
 
   Team& team_;
@@ -171,7 +176,7 @@ class Measurement {
   const Job& job_;
   Buffers buffers_;
   Library::Call call_;
-  double per_call_ = 0;
+  double per_call_ = 0;  // us, as far as is known
 };
 
 int connect_to(const std::string& name) {

@@ -42,7 +42,7 @@ class Library {
 // Serves jobs until the socket is closed. To be called once, on every rank.
 //
 //   rank R pid P                                    from every rank, at first
-//   measure BYTES ip|oop BUDGET_US REPETITIONS      to every rank
+//   measure BYTES ip|oop BUDGET_US REPETITIONS      to every rank; of loops, at most
 //   BYTES,PLACE,...                                 from rank 0: one line, kColumns
 //
 // ip: in place, oop: out of place.

@@ -2,6 +2,9 @@
 
 A program's ranks meet in anonymous memory and get their jobs over an abstract socket, so neither has
 a name in the file system. Between its turns a program is stopped: some libraries poll for ever.
+
+All of them stay in this session: Linux shares cores out between sessions first (sched_autogroup), so
+that ranks in different ones could not yield to each other.
 """
 import ctypes
 import glob
@@ -117,7 +120,7 @@ class Program:
             for command in self.configuration.commands(self.ranks, common, files):
                 self.processes.append(subprocess.Popen(  # pylint: disable=consider-using-with
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=self.log,
-                    stderr=self.log, start_new_session=True, preexec_fn=die_with_parent))
+                    stderr=self.log, process_group=0, preexec_fn=die_with_parent))
             deadline = time.monotonic() + seconds
             while len(self.connections) < self.ranks:
                 try:
