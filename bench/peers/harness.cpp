@@ -154,7 +154,7 @@ class Measurement {
   }
 
   void time_single_calls(Timings& timings) {
-    constexpr int kFirst = 5;  // to see what a call takes together with its barrier
+    constexpr int kFirst = 3;  // to see what a call takes together with its barrier
     const double start = now_us();
     for (int i = 0; i < kFirst; ++i) single_call();
     per_call_ = (now_us() - start) / kFirst;
