@@ -214,7 +214,7 @@ class Running(unittest.TestCase):
             self.assertTrue(eventually(lambda: not leftovers() - self.before))
 
     def test_a_dead_rank_is_a_failure_with_its_reason(self):
-        process = self.start("--sizes", "256M")
+        process = self.start("--sizes", "16M")
         self.assertTrue(eventually(lambda: len(programs_alive()) == 4))
         victim = int(programs_alive()[0].split("/")[2])
         os.kill(victim, signal.SIGKILL)

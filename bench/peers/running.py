@@ -20,7 +20,7 @@ import tempfile
 import time
 
 # What MPI libraries leave in /dev/shm when they are killed.
-REMAINS = ["vader_segment.*", "sm_segment.*", "mpich_*", "Intel_MPI_*"]
+REMAINS = ["vader_segment.*", "sm_segment.*", "mpich_*", "Intel_MPI_*", "ucx_shm_posix_*"]
 SHM = "/dev/shm"
 numbers = itertools.count()
 
