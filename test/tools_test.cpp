@@ -161,6 +161,7 @@ TEST_CASE("bad arguments: status 2, what was given and what is accepted, nothing
       {{"bench", "--tolerance", "much"}, "much", "10%"},
       {{"bench", "--json", "/no/such/place/x.json", "--ranks", "2"}, "/no/such/place", "folder"},
       {{"bench", "broadcast", "--baseline", "gather_to_root"}, "broadcast", "all_reduce"},
+      {{"bench", "--cliffs", "--ranks", "2", "-I", "1"}, "--cliffs", "without -I"},
       {{"run", "--ranks", "2"}, "no program", "PROGRAM"},
       {{"model", "--ranks", "2", "--bytes", "4X", "--bandwidth", "1GB/s"}, "4X", "4GiB"},
       {{"sim", "--ranks", "2", "--bytes", "4X", "--bandwidth", "1GB/s", "--latency", "1us"},
@@ -403,6 +404,14 @@ TEST_CASE("bench: one rank has no bus bandwidth") {
   CHECK_THAT(o.out, Contains("n/a"));
   CHECK_THAT(o.out, Contains("one rank"));
   CHECK_THAT(o.out, Contains("# Out of bounds values : 0 OK"));
+}
+
+TEST_CASE("bench: --cliffs says what it looked at, and its status is its verdict") {
+  const Outcome o = tool({"bench", "reduce_scatter", "--cliffs", "--ranks", "2", "-e", "16"});
+  CHECK_THAT(o.out, Contains("8 B to 16 B") && Contains("lines,"));
+  CHECK(o.status == (o.out.find("# Cliffs : 0 OK\n") != std::string::npos ? 0 : 1));
+  if (o.status != 0) CHECK_THAT(o.out, Contains("cliff: ") && Contains(" FAILED\n"));
+  CHECK(o.err.empty());
 }
 
 TEST_CASE("bench: the JSON is schema 1, and the bytes that leave are those of the model") {

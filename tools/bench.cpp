@@ -10,9 +10,10 @@
 #include <set>
 #include <thread>
 
-#include "lib/base/base.h"
 #include "ringfold/model.h"
 #include "ringfold_config.h"
+#include "tools/bench_cliffs.h"
+#include "tools/bench_ranks.h"
 #include "tools/bench_results.h"
 #include "tools/bench_subject.h"
 #include "tools/command.h"
@@ -27,26 +28,6 @@ using nlohmann::json;
 constexpr double kSecondsPerLine = 2;  // a timed pass takes no longer, unless -n insists
 // After a failure the others wait so long for rank 0 to write its files; then a launcher ends it.
 constexpr auto kLastWords = std::chrono::milliseconds(300);
-
-// All ranks' values, rank by rank.
-std::vector<double> from_all(Communicator& comm, const std::vector<double>& mine) {
-  std::vector<double> all(mine.size() * static_cast<size_t>(comm.size()));
-  must(comm.all_gather(mine.data(), all.data(), mine.size(), DType::f64).wait());
-  return all;
-}
-double largest(Communicator& comm, double mine) {
-  const auto all = from_all(comm, {mine});
-  return *std::max_element(all.begin(), all.end());
-}
-double total(Communicator& comm, double mine) {
-  double sum = 0;
-  for (const double x : from_all(comm, {mine})) sum += x;
-  return sum;
-}
-
-double seconds_now() {
-  return std::chrono::duration<double>(steady_clock().now()).count();
-}
 
 // Runs the sweep on one rank.
 class Bench {
@@ -282,6 +263,15 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
     const std::string sentence = fmt::format("bench: -r {}; accepted: -1 to {} with {} ranks",
                                              options.root, comm->size() - 1, where.size);
     return where.rank == 0 ? fail(kBadArguments, sentence) : kBadArguments;
+  }
+  if (options.cliffs) {
+    try {
+      const int cliffs = find_cliffs(options, *comm);
+      must(comm->barrier().wait());
+      return cliffs == 0 ? kSuccess : kFailed;
+    } catch (const OperationFailed& failed) {
+      return complain(failed.status);
+    }
   }
   Bench bench(options, *comm, inputs.machine);
   try {

@@ -62,7 +62,14 @@ constexpr std::string_view kSizeWords = "a number with B, K, M or G (binary): 8,
 void add_sweep(CLI::App& bench, BenchOptions& o) {
   const auto size = [](const std::string& text) { return parse_bytes(text); };
   add_parsed(bench, "-b,--minbytes", o.first_bytes, size, kSizeWords, "first size", "8");
-  add_parsed(bench, "-e,--maxbytes", o.last_bytes, size, kSizeWords, "last size", "64M");
+  add_parsed(bench, "-e,--maxbytes,--max-size", o.last_bytes, size, kSizeWords, "last size",
+             "64M, with --cliffs 256M");
+  bench.add_flag("--cliffs", o.cliffs,
+                 "instead of the table: exit status 1 if the time jumps somewhere between -b and "
+                 "-e: twice the bytes, one element, another type");
+  bench.parse_complete_callback([&bench, &o] {
+    if (o.cliffs && bench.count("-e") == 0) o.last_bytes = uint64_t{256} << 20;
+  });
   auto* const factor = bench.add_option("-f,--stepfactor", o.factor, "next size = this times last")
                            ->check(CLI::Range(1.0, 1e9))
                            ->default_str("2");
@@ -257,6 +264,10 @@ std::string contradiction(const BenchOptions& o) {
   if (o.first_bytes > o.last_bytes) {
     return fmt::format("-b {} is above -e {}; accepted: a first size up to the last", o.first_bytes,
                        o.last_bytes);
+  }
+  if (o.cliffs && (o.samples() || !o.csv.empty() || o.baseline != Baseline::none)) {
+    return "--cliffs writes no results; accepted without -I, --json, --csv, --plot, --compare, "
+           "--baseline";
   }
   if (o.baseline == Baseline::none) return {};
   if (o.kind != Collective::all_reduce) {

@@ -28,6 +28,7 @@ struct BenchOptions {
   int blocking = 0;
   double timeout = 0;  // seconds; 0: the library's
   bool percentiles = false;
+  bool cliffs = false;  // look for jumps instead of printing the table
 
   int ranks = 0;  // 0: as many as the launcher started
   std::string device = "host", transport = "auto";
