@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lib/comm/work.h"
 #include "ringfold/c.h"
 #include "ringfold/communicator.h"
 
@@ -108,6 +109,7 @@ Status with(ringfold_comm_t comm, Call call) {
 template <class Begin>
 ringfold_status blocking(Begin begin) {
   const Status may = may_block();
+  will_wait_at_once();
   return answer(may.ok() ? begin().wait() : may);
 }
 template <class Begin>

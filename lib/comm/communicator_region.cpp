@@ -88,10 +88,11 @@ std::unique_ptr<UserOperation> Communicator::Impl::region_operation(
 Work Communicator::Impl::in_region(const Call& call) {
   const Description what = region_description(call);
   std::shared_ptr<Work::State> state;
-  const auto make = [&] {
+  const auto make_own = [&] {
     state = region_state(what);
     return region_operation(call, what, state);
   };
+  const auto make = [&] { return std::unique_ptr<Operation>(make_own()); };
   if (!group_open() && call.count <= std::numeric_limits<uint32_t>::max() && take_waits_at_once()) {
     const Nanoseconds begun = steady_clock().now();
     const auto shape = region::shape_of(what.schedule, size_of(call.type), region_->room());
@@ -110,7 +111,7 @@ Work Communicator::Impl::in_region(const Call& call) {
         return Work(std::move(state));
     }
   }
-  start_or_group(shared_from_this(), make());
+  start_or_group(shared_from_this(), make_own());
   return Work(std::move(state));
 }
 
@@ -128,13 +129,15 @@ bool Communicator::Impl::quick(const Call& call, Work* work) {
       (send != recv && send < recv + bytes && recv < send + bytes) || group_open() ||
       !world_->same_process())
     return false;
-  const Description what = region_description(call);
-  const bool waits = take_waits_at_once();
-  switch (region_->run_small(what, {call.send, call.recv, call.reduction}, waits, [&] {
+  const auto make = [&] {
+    const Description what = region_description(call);
     auto state = region_state(what);
     *work = Work(state);
-    return region_operation(call, what, state);
-  })) {
+    return std::unique_ptr<Operation>(region_operation(call, what, state));
+  };
+  const bool waits = take_waits_at_once();
+  switch (region_->run_small(call.count, call.type, {call.send, call.recv, call.reduction}, waits,
+                             make)) {
     case region::Region::Quick::none:
       if (waits) will_wait_at_once();
       return false;

@@ -17,7 +17,10 @@ constexpr auto kLookAgain = std::chrono::milliseconds(20);
 constexpr Nanoseconds kAtOnce = std::chrono::microseconds(20);
 
 thread_local int callback_depth = 0;
-thread_local bool waits_at_once = false;
+// Read in every call, so without a call of the thread library.
+#define RINGFOLD_QUICK_TLS thread_local __attribute__((tls_model("initial-exec")))
+RINGFOLD_QUICK_TLS bool waits_at_once = false;
+RINGFOLD_QUICK_TLS int group_depth = 0;
 
 // What `f` owns ends as part of the callback: it may be the last handle of the communicator.
 void call(std::function<void(const Status&)> f, const Status& status) {
@@ -35,16 +38,12 @@ struct Held {
   std::function<void()> run;
 };
 
-struct OpenGroup {
-  int depth = 0;
-  std::vector<Held> held;
-};
-thread_local OpenGroup group;
+thread_local std::vector<Held> held_back;
 
 }  // namespace
 
 bool group_open() {
-  return group.depth != 0;
+  return group_depth != 0;
 }
 
 bool take_waits_at_once() {
@@ -223,26 +222,26 @@ Report Work::report() const {
 
 void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
                     std::unique_ptr<UserOperation> operation) {
-  if (group.depth == 0 && operation->region) {
+  if (group_depth == 0 && operation->region) {
     const auto region = operation->region;
     region->submit(std::move(operation), take_waits_at_once());
     return;
   }
-  if (group.depth == 0) {
+  if (group_depth == 0) {
     EngineThread::caller_waits(std::exchange(waits_at_once, false));
     communicator->world()->engine().submit(std::move(operation));
     EngineThread::caller_waits(false);
     return;
   }
-  group.held.push_back({std::move(communicator), std::move(operation), nullptr, nullptr});
+  held_back.push_back({std::move(communicator), std::move(operation), nullptr, nullptr});
 }
 
 void run_or_group(std::shared_ptr<Communicator::Impl> communicator,
                   std::shared_ptr<Work::State> state, std::function<void()> run) {
-  if (group.depth == 0)
+  if (group_depth == 0)
     run();
   else
-    group.held.push_back({std::move(communicator), nullptr, std::move(state), std::move(run)});
+    held_back.push_back({std::move(communicator), nullptr, std::move(state), std::move(run)});
 }
 
 namespace {
@@ -277,7 +276,7 @@ Work done_with(std::span<const Held> calls) {
 // Starts what this thread holds back: all of one world at once.
 void start_held() {
   std::vector<Held> held;
-  held.swap(group.held);
+  held.swap(held_back);
   std::vector<std::pair<World*, std::vector<std::unique_ptr<Operation>>>> worlds;
   for (Held& call : held) {
     if (!call.operation) {
@@ -300,18 +299,17 @@ void start_held() {
 
 }  // namespace
 
-Group::Group() : first_(group.held.size()) {
-  ++group.depth;
+Group::Group() : first_(held_back.size()) {
+  ++group_depth;
 }
 
 Group::~Group() {
   if (!open_) return;
-  --group.depth;
+  --group_depth;
   std::vector<Held> dropped;
-  const auto first =
-      group.held.begin() + static_cast<ptrdiff_t>(std::min(first_, group.held.size()));
-  std::move(first, group.held.end(), std::back_inserter(dropped));
-  group.held.erase(first, group.held.end());
+  const auto first = held_back.begin() + static_cast<ptrdiff_t>(std::min(first_, held_back.size()));
+  std::move(first, held_back.end(), std::back_inserter(dropped));
+  held_back.erase(first, held_back.end());
   const Status why(Code::aborted, "the group was dropped without submit(): nothing was started");
   for (Held& held : dropped)
     if (held.operation)
@@ -323,8 +321,8 @@ Group::~Group() {
 Work Group::submit() {
   if (!open_) return Work(Status(Code::invalid_argument, "this group was submitted already"));
   open_ = false;
-  Work all = done_with(std::span(group.held).subspan(std::min(first_, group.held.size())));
-  if (--group.depth == 0) start_held();
+  Work all = done_with(std::span(held_back).subspan(std::min(first_, held_back.size())));
+  if (--group_depth == 0) start_held();
   return all;
 }
 

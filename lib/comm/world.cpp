@@ -160,8 +160,7 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
       here.push_back(Cores::decode(*cores).value_or(Cores()));
   const bool crowded = ringfold::crowded(here);
   world->crowded_ = crowded;
-  if (crowded || settled.spin == Nanoseconds(0))
-    world->patience_ = {0, getenv("XY") ? atoi(getenv("XY")) : kCrowdedYields};
+  if (crowded || settled.spin == Nanoseconds(0)) world->patience_ = {0, kCrowdedYields};
   world->thread_ = std::make_unique<EngineThread>(
       world->engine_, crowded && !settled.spin_given ? Nanoseconds(0) : settled.spin);
   return world;

@@ -1,7 +1,6 @@
 #include "lib/region/moves.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "kernels/reduce.h"
@@ -11,19 +10,13 @@ namespace ringfold::region {
 namespace {
 
 // Up to here everybody folds everything, which needs one phase less.
-static size_t E(const char* n, size_t d) {
-  const char* v = getenv(n);
-  return v ? size_t(atol(v)) << 10 : d;
-}
-static const size_t kWholeOfTwo = E("W2", 32 << 10), kWholeOfMore = E("WM", 8 << 10);
-// A block, in bytes of all parts together: long enough to hide a phase, short enough for the
-// caches.
-static const size_t kLongestBlock = E("BL", 128 << 10), kShortestBlock = E("BS", 16 << 10);
-// So many blocks at least, so that the stages overlap.
-static const size_t kBlocksWanted = E("BW", 4 << 10) >> 10;
+constexpr size_t kWholeOfTwo = 32 << 10, kWholeOfMore = 8 << 10;
+// A block, in bytes of all parts together: long enough to be worth a phase, short enough for the
+// caches between its stages.
+constexpr size_t kLongestBlock = 256 << 10;
 constexpr size_t kLine = 64;
 // From here an output of its own is not worth a place in the caches.
-static const size_t kStreamBytes = E("ST", 4 << 20);
+constexpr size_t kStreamBytes = 4 << 20;
 
 bool whole_payload(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce ||
@@ -62,9 +55,7 @@ Shape shape_of(const Schedule& what, size_t element_bytes, const Room& room) {
   const bool spread = what.collective == Collective::all_gather ||
                       what.collective == Collective::gather;  // others copy this from everybody
   const size_t longest = std::min(kLongestBlock / (spread ? ranks : 1), room.pool_bytes / 4);
-  size_t block_bytes = bytes;
-  if (bytes > (shape.folded || !reduces ? kShortestBlock : kWholeOfTwo))
-    block_bytes = std::clamp(bytes / kBlocksWanted, std::min(kShortestBlock, longest), longest);
+  const size_t block_bytes = std::min(bytes, longest);
   const size_t line = std::max<size_t>(1, kLine / element_bytes);
   shape.block = shape.total;
   if (block_bytes < bytes)

@@ -82,11 +82,11 @@ Region::~Region() = default;
 
 // ---- flags ------------------------------------------------------------------------------------
 
-bool Region::reached(int rank, uint32_t phase) const {
+inline bool Region::reached(int rank, uint32_t phase) const {
   return at_or_after(segment_.flag(rank, phase).phase.load(std::memory_order_acquire), phase);
 }
 
-bool Region::came(int rank, uint32_t phase, Wait wait) {
+inline bool Region::came(int rank, uint32_t phase, Wait wait) {
   if (reached(rank, phase) || (wait == Wait::ordinary && wait_for(rank, phase))) return true;
   await(rank, phase);
   return false;
@@ -131,7 +131,7 @@ bool Region::shown(Moves::Whom whom, int root, uint32_t phase, uint32_t fingerpr
 
 // REQUIRES reached(rank, phase): and that rank cannot have gone on to use this flag again, since it
 // waits for us before it does.
-bool Region::agrees(int rank, uint32_t phase, uint32_t fingerprint) {
+inline bool Region::agrees(int rank, uint32_t phase, uint32_t fingerprint) {
   if (segment_.flag(rank, phase).fingerprint == fingerprint) return true;
   if (!contradicted_.exchange(true))
     engine_.contradicted(channel_, peers_[static_cast<size_t>(rank)],
@@ -168,16 +168,21 @@ Region::Awaited Region::awaited() const {
 
 // ---- operations -------------------------------------------------------------------------------
 
-void Region::remember(uint32_t seq, const Description& what) {
-  history_[seq % history_.size()] = {seq, what};
+// Of like operations in a row only the first is noted.
+void Region::remember(uint32_t seq, const Description& what, uint32_t fingerprint) {
+  if (fingerprint == latest_fingerprint_) return;
+  latest_fingerprint_ = fingerprint;
+  latest_ = (latest_ + 1) % history_.size();
+  history_[latest_] = {seq, what};
 }
 
 Region::Running& Region::start(const Description& what, const Shape& shape,
                                const Operation::Memory& memory) {
   const uint32_t seq = next_seq_++;
-  remember(seq, what);
+  const uint32_t fingerprint = what.fingerprint();
+  remember(seq, what, fingerprint);
   Running& r = running_.emplace(
-      Running{nullptr, what.schedule, size_of(what.type), seq, what.fingerprint(),
+      Running{nullptr, what.schedule, size_of(what.type), seq, fingerprint,
               Moves(segment_, ring_a_, ring_b_, what, memory, rank_, shape), next_phase_});
   next_phase_ += static_cast<uint32_t>(r.moves.phases());
   return r;
@@ -336,33 +341,47 @@ Region::Quick Region::run(const Description& what, const Shape& shape,
   return Quick::started;
 }
 
-Region::Quick Region::run_small(const Description& what, const Operation::Memory& memory,
+// What run_small() is asked for, if it is not the same as the last time.
+void Region::describe_small(size_t count, DType type, Op op) {
+  if (small_fingerprint_ != 0 && small_.schedule.count == count && small_.type == type &&
+      small_.op == op)
+    return;
+  small_ = {};
+  small_.schedule.collective = Collective::all_reduce;
+  small_.schedule.algorithm = Algorithm::region;
+  small_.schedule.size = size_;
+  small_.schedule.count = count;
+  small_.type = type;
+  small_.op = op;
+  small_fingerprint_ = small_.fingerprint();
+}
+
+Region::Quick Region::run_small(size_t count, DType type, const Operation::Memory& memory,
                                 bool waited_for, const Make& make) {
   const Turn turn(turn_);
   if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
   const uint32_t phase = next_phase_;
   if (!all_reached(phase - kDepth + 1, Wait::no)) return Quick::none;
-  if (what.schedule.count != quick_what_.schedule.count || what.type != quick_what_.type ||
-      what.op != quick_what_.op || quick_fingerprint_ == 0) {
-    quick_what_ = what;
-    quick_fingerprint_ = what.fingerprint();
-  }
-  const uint32_t fingerprint = quick_fingerprint_;
+  describe_small(count, type, memory.reduction.op);
+  const Description& what = small_;
+  const uint32_t fingerprint = small_fingerprint_;
   const uint32_t seq = next_seq_++;
-  remember(seq, what);
+  remember(seq, what, fingerprint);
   ++next_phase_;
-  const size_t element = size_of(what.type);
+  const size_t element = size_of(type);
   Flag& flag = segment_.flag(rank_, phase);
   const bool scales = memory.reduction.op == Op::premul_sum && memory.reduction.factor != 1.0;
   if (scales)
-    scale_host(what.type, memory.send, flag.payload, what.schedule.count, memory.reduction.factor);
+    scale_host(type, memory.send, flag.payload, count, memory.reduction.factor);
   else if (what.schedule.count != 0)
-    std::memcpy(flag.payload, memory.send, what.schedule.count * element);
+    std::memcpy(flag.payload, memory.send, count * element);
   show(phase, fingerprint);
   if (shown(Moves::Whom::everybody, 0, phase, fingerprint,
             waited_for ? Wait::ordinary : Wait::no)) {
     fold_payloads(phase, what, memory.recv);
-    bytes_.store(bytes_.load(std::memory_order_relaxed) + what.schedule.count * element,
+    // The next call writes there: the line may come while the caller does something else.
+    __builtin_prefetch(&segment_.flag(rank_, phase + 1), 1);
+    bytes_.store(bytes_.load(std::memory_order_relaxed) + count * element,
                  std::memory_order_relaxed);
     return Quick::done;
   }
@@ -481,10 +500,13 @@ std::string Region::recall(uint32_t seq) {
       sched_yield();
       continue;
     }
-    const Channel::Past& past = history_[seq % history_.size()];
     const std::string who = "rank " + std::to_string(rank_);
-    if (past.seq != seq) return who + " has not called operation " + std::to_string(seq);
-    return who + " called " + past.what.text() + " as operation " + std::to_string(seq);
+    for (size_t back = 0; back < history_.size() && seq < next_seq_; ++back) {
+      const Channel::Past& past = history_[(latest_ + history_.size() - back) % history_.size()];
+      if (past.seq != ~0u && past.seq <= seq)
+        return who + " called " + past.what.text() + " as operation " + std::to_string(seq);
+    }
+    return who + " has not called operation " + std::to_string(seq);
   }
 }
 

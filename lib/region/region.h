@@ -59,11 +59,22 @@ class Region final : public Companion {
   // The same without an operation, if it can be over before the call returns. `none`: this is not
   // the moment, submit() it. `started`: it takes longer; `make` was called for its operation.
   enum class Quick : uint8_t { none, done, started };
-  using Make = std::function<std::unique_ptr<Operation>()>;
+  // Makes the operation of a call that takes longer. A reference: it allocates nothing.
+  class Make {
+   public:
+    template <class F>
+    Make(const F& make)
+        : object_(&make), call_([](const void* o) { return (*static_cast<const F*>(o))(); }) {}
+    std::unique_ptr<Operation> operator()() const { return call_(object_); }
+
+   private:
+    const void* object_;
+    std::unique_ptr<Operation> (*call_)(const void*);
+  };
   Quick run(const Description& what, const Shape& shape, const Operation::Memory& memory,
             const Make& make);
   // For an all_reduce of at most kInline bytes.
-  Quick run_small(const Description& what, const Operation::Memory& memory, bool waited_for,
+  Quick run_small(size_t count, DType type, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
   // Works on the operations until `done`, or the clock passes `until`, or another thread is at it
   // already: then the caller shall sleep until it is told. Returns whether it worked.
@@ -127,7 +138,8 @@ class Region final : public Companion {
   void account();
   bool work(Wait wait, bool in_turn);
   void fold_payloads(uint32_t phase, const Description& what, void* out) const;
-  void remember(uint32_t seq, const Description& what);
+  void describe_small(size_t count, DType type, Op op);
+  void remember(uint32_t seq, const Description& what, uint32_t fingerprint);
   void look_after();
   void sleep(int rank, uint32_t phase, Nanoseconds most);
   void await(int rank, uint32_t phase);
@@ -162,9 +174,11 @@ class Region final : public Companion {
   uint32_t next_phase_ = 1;
   uint32_t all_at_ = 0;  // all others are known to have reached this phase
   uint32_t next_seq_ = 0;
-  Description quick_what_;  // the latest quick one, and its fingerprint
-  uint32_t quick_fingerprint_ = 0;
+  Description small_;  // the latest of run_small()
+  uint32_t small_fingerprint_ = 0;
   std::array<Channel::Past, 64> history_;
+  size_t latest_ = 0;
+  uint32_t latest_fingerprint_ = 0;
 };
 
 }  // namespace ringfold::region

@@ -31,20 +31,15 @@ size_t flags_begin(int ranks) {
   return round_up(kDesks + static_cast<size_t>(ranks) * sizeof(Desk), kPage);
 }
 
-// Each rank's flags start on a page of their own.
-size_t flags_bytes() {
-  return round_up(kDepth * sizeof(Flag), kPage);
-}
-
-size_t pools_begin(int ranks) {
-  return round_up(flags_begin(ranks) + static_cast<size_t>(ranks) * flags_bytes(), kHuge);
-}
-
 Status system_error(const std::string& what) {
   return {Code::system, fmt::format("{}: {}", what, std::strerror(errno))};
 }
 
 }  // namespace
+
+size_t Segment::pools_begin(int ranks) {
+  return round_up(flags_begin(ranks) + static_cast<size_t>(ranks) * kFlagsBytes, kHuge);
+}
 
 size_t Segment::pool_bytes_for(int ranks) {
   return std::min(kPoolBytes, kPoolBytesOfAll / static_cast<size_t>(ranks)) / kPage * kPage;
@@ -56,11 +51,13 @@ size_t Segment::bytes_for(int ranks) {
 
 Segment::Segment(Segment&& other) noexcept
     : memory_(std::exchange(other.memory_, nullptr)),
+      flags_(other.flags_),
       ranks_(other.ranks_),
       pool_bytes_(other.pool_bytes_) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(memory_, other.memory_);
+  std::swap(flags_, other.flags_);
   std::swap(ranks_, other.ranks_);
   std::swap(pool_bytes_, other.pool_bytes_);
   return *this;
@@ -89,6 +86,7 @@ Result<Segment> Segment::map(int fd, int ranks) {
   madvise(begin, bytes, MADV_DONTFORK);
   Segment segment;
   segment.memory_ = begin;
+  segment.flags_ = begin + flags_begin(ranks);
   segment.ranks_ = ranks;
   segment.pool_bytes_ = pool_bytes_for(ranks);
   return segment;
@@ -138,12 +136,6 @@ Result<Segment> Segment::adopt(const Descriptor& fd, int ranks) {
 
 Desk& Segment::desk(int rank) const {
   return reinterpret_cast<Desk*>(memory_ + kDesks)[rank];
-}
-
-Flag& Segment::flag(int rank, uint32_t phase) const {
-  auto* const flags = reinterpret_cast<Flag*>(memory_ + flags_begin(ranks_) +
-                                              static_cast<size_t>(rank) * flags_bytes());
-  return flags[phase % kDepth];
 }
 
 std::byte* Segment::pool(int rank) const {

@@ -72,13 +72,21 @@ class Segment {
   [[nodiscard]] int ranks() const { return ranks_; }
   [[nodiscard]] size_t pool_bytes() const { return pool_bytes_; }
   [[nodiscard]] Desk& desk(int rank) const;
-  [[nodiscard]] Flag& flag(int rank, uint32_t phase) const;
+  [[nodiscard]] Flag& flag(int rank, uint32_t phase) const {
+    return reinterpret_cast<Flag*>(flags_ +
+                                   static_cast<size_t>(rank) * kFlagsBytes)[phase % kDepth];
+  }
   [[nodiscard]] std::byte* pool(int rank) const;
 
  private:
   static Result<Segment> map(int fd, int ranks);
+  [[nodiscard]] static size_t pools_begin(int ranks);
+
+  // Each rank's flags start on a page of their own.
+  static constexpr size_t kFlagsBytes = (kDepth * sizeof(Flag) + 4095) / 4096 * 4096;
 
   std::byte* memory_ = nullptr;
+  std::byte* flags_ = nullptr;
   int ranks_ = 0;
   size_t pool_bytes_ = 0;
 };
