@@ -9,7 +9,7 @@
 #include "lib/base/base.h"
 #include "lib/base/net.h"
 #include "lib/base/wire.h"
-#include "lib/comm/rendezvous.h"
+#include "lib/comm/unique_id.h"
 #include "ringfold/bootstrap.h"
 
 namespace ringfold {

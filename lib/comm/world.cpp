@@ -58,6 +58,13 @@ Result<std::optional<Algorithm>> algorithm_from(const std::string& word) {
                 fmt::format("RINGFOLD_ALGORITHM=\"{}\": expected one of {}", word, known));
 }
 
+Result<Numerics> numerics_from(const std::string& word) {
+  if (word == "exact") return Numerics::exact;
+  if (word == "nccl") return Numerics::nccl;
+  return Status(Code::invalid_argument,
+                fmt::format("RINGFOLD_NUMERICS=\"{}\": expected exact or nccl", word));
+}
+
 // The meeting points of this process, by the nonce of the world.
 std::shared_ptr<LoopbackHub> hub_of(const std::string& nonce) {
   static std::mutex lock;
@@ -85,8 +92,7 @@ const std::string* address_of(const Member& member, std::string_view transport) 
 Result<Settled> settle(const Options& options) {
   Settled settled;
   for (const auto& [name, plain] :
-       {std::pair<std::string_view, std::string_view>{"RINGFOLD_NUMERICS", "exact"},
-        {"RINGFOLD_TRACE", ""},
+       {std::pair<std::string_view, std::string_view>{"RINGFOLD_TRACE", ""},
         {"RINGFOLD_MACHINE", ""}})
     if (Status status = refuse_unfinished(name, plain); !status.ok()) return status;
   const auto timeout = setting_duration("RINGFOLD_TIMEOUT");
@@ -108,6 +114,9 @@ Result<Settled> settle(const Options& options) {
   if (settled.transports == "all" || settled.transports == "auto")
     settled.transports = kAllTransports;
   if (Status status = check_transports(settled.transports); !status.ok()) return status;
+  const auto numerics = numerics_from(setting("RINGFOLD_NUMERICS").value_or("exact"));
+  if (!numerics.ok()) return numerics.status();
+  settled.numerics = options.numerics.value_or(*numerics);
   const auto spin = setting_duration("RINGFOLD_SPIN");
   if (!spin.ok()) return spin.status();
   settled.spin_given = spin->has_value();
@@ -140,7 +149,8 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
                        {{"algorithm", settled.algorithm ? std::string(name(*settled.algorithm))
                                                         : std::string("auto")},
                         {"piece bytes", std::to_string(settled.piece_bytes)},
-                        {"transports", settled.transports}});
+                        {"transports", settled.transports},
+                        {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}});
   if (!met.ok()) return met.status();
   world->members_ = std::move(met->members);
   world->control_ = std::move(met->control);
@@ -310,7 +320,7 @@ bool World::usable() const {
 uint32_t World::new_id() {
   const uint64_t id =
       1 + ids_given_.fetch_add(1) * static_cast<uint64_t>(size()) + static_cast<uint64_t>(rank_);
-  return id < kPointToPoint ? static_cast<uint32_t>(id) : 0;
+  return id < kAgreedIds ? static_cast<uint32_t>(id) : 0;
 }
 
 World::~World() {

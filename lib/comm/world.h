@@ -24,10 +24,14 @@ struct Settled {
   size_t piece_bytes = 0;
   std::optional<Algorithm> algorithm;
   std::string transports;  // "loopback,shm,ucx" or a part of it
+  Numerics numerics = Numerics::exact;
   Nanoseconds spin{};
   bool spin_given = false;
 };
 [[nodiscard]] Result<Settled> settle(const Options& options);
+
+// Ids from here on belong to communicators whose members cannot ask one of them for a number.
+inline constexpr uint32_t kAgreedIds = 1u << 30;
 
 class World {
  public:
@@ -47,8 +51,8 @@ class World {
   // False in a child that was forked after the world was made: nothing here may be used there.
   [[nodiscard]] bool usable() const;
 
-  // A communicator id that no other rank gives out, and this one only once; 0 when there are no
-  // more. Several threads may be making communicators at once, and each rank's in another order.
+  // A communicator id below kAgreedIds that no other rank gives out, and this one only once; 0 when
+  // there are no more. Several threads may be making communicators at once, and each rank's in another order.
   [[nodiscard]] uint32_t new_id();
 
  private:
