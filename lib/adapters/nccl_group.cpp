@@ -167,8 +167,8 @@ ncclResult_t group_end() {
   return blocks ? answer(wait_for(all.started)) : leave_running(all.started, jobs);
 }
 
-// Nothing of the group is started; communicators that it would have made are not.
-ncclResult_t group_discard(const Status& why) {
+// By value: it may be the group's own. Nothing of the group is started; communicators that it would have made are not.
+ncclResult_t group_discard(Status why) {
   OpenGroup all = close_group();
   for (const Job& job : all.jobs) {
     if (job.out == nullptr) continue;
