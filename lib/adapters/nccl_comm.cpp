@@ -26,7 +26,8 @@ Status make_id(ncclUniqueId* out) {
   if (out == nullptr) return null_argument("uniqueId");
   if (const char* address = std::getenv("NCCL_COMM_ID"); address != nullptr && *address != '\0') {
     const std::string text = std::string(kFixedId) + address;
-    if (text.size() >= sizeof out->internal || text.find_last_of(':') < kFixedId.size())
+    const size_t colon = std::string_view(address).find_last_of(':');
+    if (text.size() >= sizeof out->internal || colon == std::string_view::npos || colon == 0)
       return invalid(fmt::format("NCCL_COMM_ID=\"{}\": expected host:port or [v6]:port", address));
     *out = {};
     text.copy(out->internal, text.size());

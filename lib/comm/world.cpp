@@ -66,14 +66,26 @@ Result<Numerics> numerics_from(const std::string& word) {
 }
 
 // The meeting points of this process, by the nonce of the world.
+struct Hubs {
+  std::mutex lock;
+  std::map<std::string, std::weak_ptr<LoopbackHub>> by_nonce;
+};
+Hubs& hubs() {
+  static auto& all = *new Hubs;  // never destroyed: other threads may still run at exit
+  return all;
+}
+
 std::shared_ptr<LoopbackHub> hub_of(const std::string& nonce) {
-  static std::mutex lock;
-  static std::map<std::string, std::weak_ptr<LoopbackHub>> hubs;
-  const std::lock_guard guard(lock);
-  std::erase_if(hubs, [](const auto& entry) { return entry.second.expired(); });
-  auto hub = hubs[nonce].lock();
-  if (!hub) hubs[nonce] = hub = std::make_shared<LoopbackHub>();
+  const std::lock_guard guard(hubs().lock);
+  std::erase_if(hubs().by_nonce, [](const auto& entry) { return entry.second.expired(); });
+  auto hub = hubs().by_nonce[nonce].lock();
+  if (!hub) hubs().by_nonce[nonce] = hub = std::make_shared<LoopbackHub>();
   return hub;
+}
+
+// Ranks that give the same address meet there: a process may hold the library several times.
+std::string loopback_address() {
+  return fmt::format("{} {}", getpid(), static_cast<const void*>(&hubs()));
 }
 
 bool on_loopback(const std::string& coordinator) {
@@ -170,6 +182,8 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   if (sodium_init() < 0) return {Code::system, "libsodium cannot start"};
   randombytes_buf(nonce.data(), nonce.size());
   mine->addresses.emplace_back("nonce", std::string(nonce.begin(), nonce.end()));
+  if (allowed(settled.transports, "loopback"))
+    mine->addresses.emplace_back("loopback", loopback_address());
   if (allowed(settled.transports, "shm")) {
     auto shm = make_shm(rank_, steady_clock());
     if (shm.ok()) {
@@ -206,12 +220,13 @@ Status World::make_routes(const Settled& settled) {
   return {};
 }
 
-// Same process: loopback; same host: shared memory; otherwise UCX.
+// Same process and copy of the library: loopback; same host: shared memory; otherwise UCX.
 Status World::route_to(const Member& member, const Settled& settled, const std::string& nonce) {
   const Member& mine = members_[static_cast<size_t>(rank_)];
   const auto peer = static_cast<size_t>(member.rank);
   const bool near = member.host == mine.host;
-  if (near && member.pid == mine.pid && allowed(settled.transports, "loopback")) {
+  const std::string* loopback = address_of(member, "loopback");
+  if (near && loopback != nullptr && *loopback == loopback_address()) {
     if (!loopback_) loopback_ = make_loopback(hub_of(nonce), rank_, steady_clock());
     routes_[peer] = loopback_.get();
     return loopback_->connect(member.rank, fmt::format("loopback {}", member.rank));
