@@ -21,6 +21,7 @@ struct Run {
 // Becomes the program: it starts its ranks itself.
 int replace_by(std::vector<std::string> program) {
   std::vector<char*> words;
+  words.reserve(program.size() + 1);
   for (std::string& word : program) words.push_back(word.data());
   words.push_back(nullptr);
   execvp(words[0], words.data());

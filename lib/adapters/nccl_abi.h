@@ -17,6 +17,7 @@ namespace ringfold::nccl {
 // it: major * 10000 + minor * 100 + patch.
 inline constexpr int kVersion = 23203;
 
+// NOLINTBEGIN(readability-identifier-naming): NCCL's names
 using ncclComm_t = struct ncclComm*;
 using ncclWindow_t = struct ncclWindow_vidmem*;
 using cudaStream_t = struct CUstream_st*;
@@ -150,6 +151,7 @@ struct ncclTeam_t {
   int nRanks, rank, stride;
 };
 static_assert(sizeof(ncclTeam_t) == 12);
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace ringfold::nccl
 

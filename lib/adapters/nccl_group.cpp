@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "lib/adapters/nccl_state.h"
 
@@ -50,7 +51,7 @@ OpenGroup close_group() {
 }
 
 Status run(const Job& job) {
-  const Status status = job.run();
+  Status status = job.run();
   if (status.ok()) return status;
   if (!job.target->blocking || job.out == nullptr) return status;
   if (*job.out != nullptr) (void)comms().remove(*job.out);
@@ -153,7 +154,8 @@ ncclResult_t group_end() {
   }
   if (open.error.ok() && open.mixed())
     open.error = invalid("a group holds blocking and non-blocking communicators: one or the other");
-  if (!open.error.ok()) return group_discard(open.error);
+  if (const Status wrong = std::exchange(open.error, Status()); !wrong.ok())
+    return group_discard(wrong);
   OpenGroup all = close_group();
   const bool blocks = all.blocks();
   const bool jobs = !all.jobs.empty();
@@ -167,8 +169,8 @@ ncclResult_t group_end() {
   return blocks ? answer(wait_for(all.started)) : leave_running(all.started, jobs);
 }
 
-// By value: it may be the group's own. Nothing of the group is started; communicators that it would have made are not.
-ncclResult_t group_discard(Status why) {
+// Nothing of the group is started; communicators that it would have made are not.
+ncclResult_t group_discard(const Status& why) {
   OpenGroup all = close_group();
   for (const Job& job : all.jobs) {
     if (job.out == nullptr) continue;

@@ -25,7 +25,7 @@ void look_up(void* library, const char* name, Function* out) {
 const Driver* driver() {
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
-  static const Driver loaded = [library] {
+  static const Driver kLoaded = [library] {
     Driver found;
     look_up(library, "cuPointerGetAttribute", &found.pointer_attribute);
     look_up(library, "cuCtxGetCurrent", &found.current_context);
@@ -33,7 +33,7 @@ const Driver* driver() {
     return found;
   }();
   dlclose(library);  // our reference; the application keeps its own
-  return loaded.pointer_attribute != nullptr ? &loaded : nullptr;
+  return kLoaded.pointer_attribute != nullptr ? &kLoaded : nullptr;
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ struct Job {
 
 ncclResult_t group_start();
 ncclResult_t group_end();
-ncclResult_t group_discard(Status why);
+ncclResult_t group_discard(const Status& why);
 // Runs `job`, or leaves it to the group that is open.
 ncclResult_t submit(Job job);
 // Calls `begin`, which starts an operation on `comm`; it is over on return, unless a group is open
