@@ -344,6 +344,46 @@ TEST_CASE("C69: two copies of it, and another library with the same names, do no
   CHECK(second == 3);
 }
 
+TEST_CASE("with a CUDA driver in the process device memory is known, and refused") {
+  Environment environment;
+  environment.set("RINGFOLD_INTERFACES", "lo");
+  const Copy copy;  // it remembers the driver
+  const Loaded library(copy.path, RTLD_LOCAL);
+  const ncclComm_t comm = alone(library);
+  int device = -1;
+  CHECK(CALL(library, ncclCommCuDevice)(comm, &device) == ncclSuccess);
+  CHECK(device == 0);
+  const Loaded driver(RINGFOLD_NCCL_FAKE_CUDA, RTLD_LOCAL);
+  float* const on_device = static_cast<float*>(
+      driver.function(static_cast<void* (*)()>(nullptr), "fake_device_memory")());
+  float on_host = 1;
+  CHECK(reduced_alone(library, comm) == 7);  // host memory stays welcome
+  const auto refused = [&](ncclResult_t result) {
+    const std::string text = CALL(library, ncclGetLastError)(comm);
+    INFO(text);
+    CHECK(result == ncclInvalidUsage);
+    CHECK(text.find("is device memory") != std::string::npos);
+  };
+  const auto all_reduce = CALL(library, ncclAllReduce);
+  refused(all_reduce(on_device, &on_host, 1, ncclFloat32, ncclSum, comm, nullptr));
+  refused(all_reduce(&on_host, on_device + 1, 1, ncclFloat32, ncclSum, comm, nullptr));
+  refused(CALL(library, ncclSend)(on_device, 1, ncclFloat32, 0, comm, nullptr));
+  void* handle = nullptr;
+  refused(CALL(library, ncclCommRegister)(comm, on_device, 16, &handle));
+  ncclRedOp_t op = ncclSum;
+  refused(
+      CALL(library, ncclRedOpCreatePreMulSum)(&op, on_device, ncclFloat32, ncclScalarDevice, comm));
+  // Who has a context wants device memory: none is handed out in its place.
+  void* block = nullptr;
+  CHECK(CALL(library, ncclMemAlloc)(&block, 100) == ncclInvalidUsage);
+  CHECK(block == nullptr);
+  const ncclComm_t second = alone(library);
+  CHECK(CALL(library, ncclCommCuDevice)(second, &device) == ncclSuccess);
+  CHECK(device == 3);
+  for (const ncclComm_t done : {comm, second})
+    CHECK(CALL(library, ncclCommDestroy)(done) == ncclSuccess);
+}
+
 TEST_CASE("C65: copies of a program that share no id do not compute alone") {
   Environment environment;
   environment.set("RINGFOLD_INTERFACES", "lo");
