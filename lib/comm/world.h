@@ -52,7 +52,8 @@ class World {
   [[nodiscard]] bool usable() const;
 
   // A communicator id below kAgreedIds that no other rank gives out, and this one only once; 0 when
-  // there are no more. Several threads may be making communicators at once, and each rank's in another order.
+  // there are no more. Several threads may be making communicators at once, and each rank's in
+  // another order.
   [[nodiscard]] uint32_t new_id();
 
  private:
