@@ -123,12 +123,16 @@ RINGFOLD_HD constexpr uint64_t wrapped(double x) {
   return bits >> 63 != 0 ? 0 - magnitude : magnitude;
 }
 
-// x times a factor other than 1, rounded to the type.
+// x times a factor other than 1, rounded to the type. A whole factor multiplies integers exactly,
+// modulo the type; f64 would lose the low bits of a product that wraps.
 template <class T>
 RINGFOLD_HD constexpr T scale(T x, Factor<T> factor) {
   if constexpr (kIsSmallFloat<T>) {
     return from_f32<T>(to_f32(x) * factor);
   } else if constexpr (std::is_integral_v<T>) {
+    const uint64_t whole = wrapped(factor);
+    if (static_cast<double>(static_cast<int64_t>(whole)) == factor)
+      return static_cast<T>(static_cast<uint64_t>(x) * whole);
     return static_cast<T>(wrapped(static_cast<double>(x) * factor));
   } else {
     return canonical(x * factor);

@@ -18,8 +18,8 @@ namespace ringfold {
 // out may equal a or b exactly, no other overlap is allowed.
 //
 //   premul_sum  x is first multiplied by its scale (in f32 for 16- and 8-bit floats, otherwise in
-//               the type; integers in f64, truncated and wrapped) and rounded to the type; then
-//               sum.
+//               the type) and rounded to the type; then sum. Integers are multiplied exactly if the
+//               scale is a whole number, else in f64 and truncated; both wrap.
 //   avg         `a` already holds the contributions of `count_a` ranks and `b` those of `count_b`.
 //               Small floats hold the mean so far: out = (a*count_a + b*count_b) /
 //               (count_a+count_b) in f32, rounded once. Other types hold the sum so far, and it is

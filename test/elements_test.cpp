@@ -243,6 +243,10 @@ TEST_CASE("factors apply in the type, integers cut and wrapped") {
   CHECK(scaled(int64_t{INT64_MAX}, 1.0) == INT64_MAX);
   CHECK(scaled(int64_t{3}, 0x1p62) == INT64_MIN / 2);
   CHECK(scaled(int32_t{1}, NAN) == 0);
+  // Whole factors lose no low bits where f64 would.
+  CHECK(scaled(int64_t{0x0123456789abcdef}, 3.0) == 0x0369d0369d0369cd);
+  CHECK(scaled(uint64_t{0xfedcba9876543211}, -1.0) == 0x0123456789abcdef);
+  CHECK(scaled(int32_t{0x7654321}, 0x1.fffffffcp30) == static_cast<int32_t>(0x789abcdfu));
   CHECK(scaled(int32_t{1}, INFINITY) == 0);
   CHECK(scaled(1.0f, 0.1) == 0.1f);
   CHECK(scaled(1.0, 0.1) == 0.1);

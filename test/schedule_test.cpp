@@ -70,6 +70,10 @@ void check_all(Collective collective, Algorithm algorithm, int n, Tally* tally) 
           for (const size_t segment : {size_t{0}, size_t{19}, size_t{7} * static_cast<size_t>(n)}) {
             s.segment = segment;
             tally->check(s);
+            if (collective != Collective::all_reduce || algorithm != Algorithm::ring) continue;
+            s.cut = Cut::rounded_up;
+            tally->check(s);
+            s.cut = Cut::balanced;
           }
         }
       }
@@ -97,6 +101,28 @@ const Schedule kRing = make(Collective::all_reduce, Algorithm::ring, 4, 8);
 const Schedule kScatter = make(Collective::reduce_scatter, Algorithm::ring, 4, 8);
 
 }  // namespace
+
+TEST_CASE("rounded-up parts cover the whole; the first ones are equal") {
+  for (const size_t count : {0, 1, 2, 15, 16, 17, 97, 1000}) {
+    for (const size_t parts : {1, 2, 3, 7, 24}) {
+      for (const size_t grain : {1, 16}) {
+        INFO(count << " elements, " << parts << " parts, grain " << grain);
+        const size_t each = rounded_up_part(count, parts, 0, grain).count;
+        size_t end = 0;
+        for (size_t i = 0; i < parts; ++i) {
+          const Range range = rounded_up_part(count, parts, i, grain);
+          CHECK(range.begin == end);
+          end = range.end();
+          CHECK((range.count == each || end == count));
+        }
+        CHECK(end == count);
+      }
+    }
+  }
+  CHECK(rounded_up_part(20, 4, 0, 4) == Range{0, 8});  // 5 grains: 2, 2, 1, 0
+  CHECK(rounded_up_part(20, 4, 2, 4) == Range{16, 4});
+  CHECK(rounded_up_part(20, 4, 3, 4).empty());
+}
 
 TEST_CASE("parts cover the whole, in order, on grain boundaries, as evenly as can be") {
   for (const size_t count : {0, 1, 2, 15, 16, 17, 97, 1000}) {

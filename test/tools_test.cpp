@@ -306,6 +306,32 @@ TEST_CASE("run: stdin is empty, arguments after -- are the program's own") {
              Contains("[0] --ranks -- --help"));
 }
 
+TEST_CASE("run --nccl: programs load ringfold's libnccl.so.2, whatever path they name it by") {
+  Folder folder;
+  const std::string script = folder.file("client.py");
+  std::ofstream(script) << R"(import ctypes, os, sys
+names = ["libnccl.so.2", os.environ["VLLM_NCCL_SO_PATH"], None]  # None: what is loaded already
+for name in names:
+    library = ctypes.CDLL(name)
+    library.ringfold_nccl_identity.restype = ctypes.c_char_p
+    print(library.ringfold_nccl_identity().decode(), os.environ.get("RINGFOLD_RANK", "none"))
+)";
+  const std::string identity = "ringfold " RINGFOLD_VERSION_TEXT;
+  const Outcome once = tool({"run", "--nccl", "--", "python3", script});
+  CHECK(once.err.empty());
+  CHECK(once.out == identity + " none\n" + identity + " none\n" + identity + " none\n");
+  CHECK(once.status == 0);
+  const Outcome twice = tool({"run", "--nccl", "--ranks", "2", "--", "python3", script});
+  CHECK(lines_of(twice.out) ==
+        std::set<std::string>{"[0] " + identity + " 0", "[1] " + identity + " 1"});
+  // What was set before stays, behind ours.
+  const Outcome kept = tool({"run", "--nccl", "--", "sh", "-c", "echo $LD_LIBRARY_PATH; exit 5"},
+                            {{"LD_LIBRARY_PATH", "/some/where"}});
+  CHECK(kept.status == 5);
+  CHECK_THAT(kept.out, Contains(":/some/where\n"));
+  CHECK(tool({"run", "--nccl", "--", "/no/such/program"}).status == 127);
+}
+
 TEST_CASE("run: the first to fail decides, and the others are ended") {
   const Outcome o =
       run_shell(3, "if [ $RINGFOLD_RANK = 1 ]; then exit 7; fi; sleep 60; echo survived");

@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,7 @@ struct Options {
   size_t piece_bytes = 0;  // bytes that travel in one message; 0: RINGFOLD_PIECE or the model
   std::optional<Algorithm> algorithm;  // empty: RINGFOLD_ALGORITHM or the model
   std::string transports;              // "shm,ucx": allowed ones; empty: RINGFOLD_TRANSPORTS or all
+  std::optional<Numerics> numerics;    // empty: RINGFOLD_NUMERICS or exact
 };
 
 class Communicator {
@@ -138,6 +140,13 @@ class Communicator {
   // Ranks of equal colour form a new communicator, ordered by (key, rank). Every rank calls it, in
   // the same order as other operations. A negative colour yields an invalid() Communicator. Blocks.
   [[nodiscard]] Result<Communicator> split(int color, int key);
+
+  // Those not in `exclude` form a new communicator, in the same order. Only they call it, with the
+  // same list; the others may be dead, and this communicator may have failed. Blocks until all have
+  // called, at most until the deadline of an operation. mismatch: the lists differ. When rank 0 of
+  // the first communicator is gone, ranks no longer hear of each other's failures but by their
+  // messages: connections that break, and deadlines.
+  [[nodiscard]] Result<Communicator> shrink(std::span<const int> exclude);
 
   // Ends every pending and future operation of this communicator, on every rank, with
   // Code::aborted and `why`. Returns at once.

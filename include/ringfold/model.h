@@ -104,7 +104,12 @@ struct Constraints {
   size_t grain = 1;
   std::optional<Algorithm> algorithm;  // empty, not offered or too many steps: the fastest
   size_t piece_bytes = 0;              // 0: the model's; else a multiple of element_bytes
+  bool nccl_chunks = false;            // a ring all-reduce is cut where NCCL cuts it
 };
+
+// NCCL's chunk and its grain: an eighth of its 4 MiB buffer, times four; a vector access.
+inline constexpr size_t kNcclChunkBytes = size_t{2} << 20;
+inline constexpr size_t kNcclGrainBytes = 16;
 
 struct Choice {
   Schedule schedule;

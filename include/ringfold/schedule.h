@@ -142,6 +142,13 @@ struct Step {
   // A step with to == from == -1 and then == copy is local: work[recv] = input[recv].
 };
 
+// Where one segment is cut into chunks.
+enum class Cut : uint8_t {
+  balanced,   // into chunks whose lengths differ by one grain at most
+  rounded_up  // into equal chunks, rounded up to the grain: the last ones are shorter, or empty. As
+              // NCCL cuts; the order in which an element is added up depends on its chunk.
+};
+
 struct Schedule {
   Collective collective = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;
@@ -149,6 +156,7 @@ struct Schedule {
   size_t count = 0;    // elements of the full frame (all ranks' parts together)
   size_t grain = 1;    // boundaries of parts are multiples of this many elements
   size_t segment = 0;  // the steps repeat over segments of this many elements of the frame; 0: one
+  Cut cut = Cut::balanced;
 };
 
 // At most this many steps, and this many pieces in a step: together they number the messages of an
@@ -166,6 +174,14 @@ constexpr Range part(size_t count, size_t parts, size_t i, size_t grain) {
   const size_t begin = first * grain < count ? first * grain : count;
   const size_t end = last * grain < count ? last * grain : count;
   return {begin, end - begin};
+}
+
+// The same with Cut::rounded_up.
+constexpr Range rounded_up_part(size_t count, size_t parts, size_t i, size_t grain) {
+  const size_t even = (count + parts - 1) / parts;
+  const size_t each = (even + grain - 1) / grain * grain;
+  const size_t begin = i * each < count ? i * each : count;
+  return {begin, each < count - begin ? each : count - begin};
 }
 
 // Collectives whose frame is size equal parts, one of each rank.
@@ -199,11 +215,14 @@ struct Segment {
   bool parts = false;
   size_t stride = 0;  // has parts: elements of one part
   size_t grain = 1;
+  Cut cut = Cut::balanced;
 
   // Chunk i of n. With parts there are as many chunks as ranks.
   [[nodiscard]] constexpr Range chunk(int n, int i) const {
     if (parts) return {static_cast<size_t>(i) * stride + range.begin, range.count};
-    const Range r = part(range.count, static_cast<size_t>(n), static_cast<size_t>(i), grain);
+    const auto parts_of_it = static_cast<size_t>(n), index = static_cast<size_t>(i);
+    const Range r = cut == Cut::balanced ? part(range.count, parts_of_it, index, grain)
+                                         : rounded_up_part(range.count, parts_of_it, index, grain);
     return {range.begin + r.begin, r.count};
   }
 };
@@ -225,9 +244,9 @@ constexpr Segment segment_at(const Schedule& s, int index) {
   const bool parts = has_parts(s.collective);
   const size_t all = parts ? s.count / static_cast<size_t>(s.size) : s.count;
   const size_t stride = segment_stride(s);
-  if (stride == 0) return {{0, all}, parts, all, s.grain};
+  if (stride == 0) return {{0, all}, parts, all, s.grain, s.cut};
   const size_t begin = static_cast<size_t>(index) * stride;
-  return {{begin, begin + stride < all ? stride : all - begin}, parts, all, s.grain};
+  return {{begin, begin + stride < all ? stride : all - begin}, parts, all, s.grain, s.cut};
 }
 
 constexpr int wrap(int x, int n) {  // into [0, n), for x in [-n, 2n)

@@ -72,6 +72,15 @@ struct Reduction {
   constexpr Reduction(Op o = Op::sum, double f = 1.0) : op(o), factor(f) {}
 };
 
+// What decides the last bits of sums and averages. Alike on all ranks.
+//   exact   avg as above: nothing overflows or vanishes on the way.
+//   nccl    as NCCL: an avg of floats first multiplies every input by 1/N, both rounded to the
+//   type,
+//           then sums, rounding at every step; a ring cuts its chunks where NCCL cuts them, and a
+//           reduce goes along the chain. With Algorithm::ring every result has NCCL's bits (its
+//           ring and Simple protocol on one channel), NaN excepted: there NaN still wins.
+enum class Numerics : uint8_t { exact, nccl };
+
 enum class MemoryKind : uint8_t { host, cuda };
 
 // A cudaStream_t as a plain pointer, so that no public header needs CUDA; ignored for host memory.

@@ -69,7 +69,9 @@ constexpr std::array kSettings = {
     Setting{"RINGFOLD_MACHINE", "text", "built-in figures", false,
             "Not offered yet: JSON file of measured costs."},
     Setting{"RINGFOLD_NUMERICS", "exact|nccl", "exact", true,
-            "How averages round; nccl is not offered yet."},
+            "How sums and averages round: nothing lost on the way, or as NCCL rounds."},
+    Setting{"RINGFOLD_NCCL_VERSION", "integer", "that of the newest header it follows", false,
+            "libnccl.so.2: what ncclGetVersion says (22809 is 2.28.9)."},
 };
 
 Status unusable(std::string_view name, std::string_view value, std::string_view accepted) {

@@ -6,11 +6,39 @@
 #include <array>
 #include <thread>
 
+#include "kernels/floats.h"
 #include "lib/comm/communicator_impl.h"
+#include "lib/comm/unique_id.h"
 #include "lib/engine/matcher.h"
 
 namespace ringfold {
 namespace {
+
+// x as the type holds it.
+double rounded(DType type, double x) {
+  const auto narrow = static_cast<float>(x);
+  switch (type) {
+    case DType::f16:
+      return to_f32(from_f32<F16>(narrow));
+    case DType::bf16:
+      return to_f32(from_f32<BF16>(narrow));
+    case DType::f8e4m3:
+      return to_f32(from_f32<F8E4M3>(narrow));
+    case DType::f8e5m2:
+      return to_f32(from_f32<F8E5M2>(narrow));
+    case DType::f32:
+      return narrow;
+    case DType::f64:
+    case DType::i8:
+    case DType::u8:
+    case DType::i32:
+    case DType::u32:
+    case DType::i64:
+    case DType::u64:
+      break;
+  }
+  return x;
+}
 
 Status no_communicator() {
   return {Code::invalid_argument, "this Communicator is empty: create() or split() makes one"};
@@ -33,7 +61,10 @@ Result<Communicator> Communicator::create(const Rendezvous& where, const Options
     log_line(LogLevel::warn,
              fmt::format("{} is not a setting of ringfold{}", unknown.name,
                          unknown.nearest.empty() ? "" : "; did you mean " + unknown.nearest + "?"));
-  if (where.size == 1) return Communicator(std::make_shared<Impl>(*settled));
+  if (where.size == 1) {
+    if (where.source == kIdSource) (void)take_id_listener(where.secret);  // nobody will call
+    return Communicator(std::make_shared<Impl>(*settled));
+  }
   auto world = World::create(where, *settled);
   if (!world.ok()) return world.status();
   std::vector<Peer> everybody(static_cast<size_t>(where.size));
@@ -122,8 +153,12 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
   constraints.piece_bytes = settled_.piece_bytes;
   if (collective == Collective::all_reduce)
     constraints.grain = std::max<size_t>(1, 64 / element_bytes);
+  constraints.nccl_chunks = settled_.numerics == Numerics::nccl;
   const bool forced = settled_.algorithm.has_value() && size > 1;
-  if (forced) constraints.algorithm = settled_.algorithm;
+  if (forced)
+    constraints.algorithm = settled_.algorithm;
+  else if (constraints.nccl_chunks && collective == Collective::reduce)
+    constraints.algorithm = Algorithm::chain;  // NCCL's only way
   auto chosen = choose(collective, size, count, element_bytes, machine_, constraints);
   if (!chosen && forced) {  // the setting names an algorithm of another collective
     constraints.algorithm.reset();
@@ -154,7 +189,7 @@ Work Communicator::Impl::collective(const Call& call) {
   state->report.predicted_seconds = chosen->seconds;
   state->started = steady_clock().now();
   if (!world_) {
-    run_or_group(shared_from_this(), state, [state, call] { run_alone(*state, call); });
+    run_or_group(shared_from_this(), state, [this, state, call] { run_alone(*state, call); });
     return Work(std::move(state));
   }
   auto operation = std::make_unique<UserOperation>(state, pending_);
@@ -164,16 +199,23 @@ Work Communicator::Impl::collective(const Call& call) {
   operation->position = rank_;
   operation->compute =
       std::make_unique<HostCompute>(chosen->schedule, rank_, call.send, call.recv, call.type,
-                                    call.reduction, operation->what.piece, world_->slots());
+                                    arithmetic(call), operation->what.piece, world_->slots());
   operation->deadline = deadline();
   start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
 }
 
+// What is computed for a call: NCCL's average of floats is a sum of inputs times 1/N.
+Reduction Communicator::Impl::arithmetic(const Call& call) const {
+  if (settled_.numerics == Numerics::exact || call.reduction.op != Op::avg || !is_float(call.type))
+    return call.reduction;
+  return {Op::premul_sum, rounded(call.type, 1.0 / size_)};
+}
+
 // One rank: only the local steps are left of a schedule.
-void Communicator::Impl::run_alone(Work::State& state, const Call& call) {
+void Communicator::Impl::run_alone(Work::State& state, const Call& call) const {
   static SlotPool unused;
-  HostCompute compute(state.schedule, 0, call.send, call.recv, call.type, call.reduction, 1,
+  HostCompute compute(state.schedule, 0, call.send, call.recv, call.type, arithmetic(call), 1,
                       unused);
   Completion ignored;
   ignored.done = [](Completion*, const Status&) noexcept {};

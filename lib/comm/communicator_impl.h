@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -45,6 +46,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   Work part_wise(Call call);
   Work message(bool sends, void* buffer, size_t count, DType type, int partner);
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
+  [[nodiscard]] Result<Communicator> shrink(std::span<const int> exclude);
   void abort(const std::string& why);
   [[nodiscard]] Status health() const;
   [[nodiscard]] Status usable() const;
@@ -75,7 +77,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
                                                   const std::shared_ptr<Work::State>& state);
   Work in_region(const Call& call);
   bool quick(const Call& call, Work* work);
-  static void run_alone(Work::State& state, const Call& call);
+  [[nodiscard]] Reduction arithmetic(const Call& call) const;
+  void run_alone(Work::State& state, const Call& call) const;
   Work self_message(bool sends, void* buffer, size_t count, DType type);
   void meet_self(const SelfMessage& message);
   void fail(const Status& status);
@@ -97,6 +100,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   mutable std::mutex self_lock_;
   std::deque<SelfMessage> self_messages_;
   Status alone_;  // health of one rank
+  std::atomic<uint32_t> shrinks_{0};
 };
 
 }  // namespace ringfold

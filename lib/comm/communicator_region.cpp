@@ -13,7 +13,8 @@ namespace ringfold {
 // it that another rank has given the communicator up already, is the communicator's: health()
 // tells.
 void Communicator::Impl::open_region() {
-  if (!world_ || settled_.algorithm) return;
+  // NCCL's numerics are those of its ring.
+  if (!world_ || settled_.algorithm || settled_.numerics != Numerics::exact) return;
   RegionHost* const host = world_->regions(channel_->peers);
   if (host == nullptr) return;
   std::vector<Peer> others = channel_->peers;

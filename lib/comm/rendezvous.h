@@ -9,6 +9,7 @@
 #include "lib/base/net.h"
 #include "lib/comm/control.h"
 #include "lib/comm/link.h"
+#include "lib/comm/unique_id.h"
 #include "ringfold/bootstrap.h"
 
 namespace ringfold {
@@ -59,9 +60,5 @@ struct Meeting {
 // The star that stays, from the links of Met.
 [[nodiscard]] Result<std::unique_ptr<Control>> make_control(
     int rank, int size, std::vector<std::unique_ptr<Link>> links);
-
-// The listener of an id made in this process, once; empty if there is none.
-[[nodiscard]] Descriptor take_id_listener(const std::string& secret);
-inline constexpr std::string_view kIdSource = "unique id";  // Rendezvous::source of ids
 
 }  // namespace ringfold

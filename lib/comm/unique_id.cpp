@@ -1,4 +1,6 @@
 // Ids that are passed out of band: where the coordinator listens, and the secret.
+#include "lib/comm/unique_id.h"
+
 #include <fmt/format.h>
 
 #include <cstring>
@@ -9,7 +11,6 @@
 #include "lib/base/base.h"
 #include "lib/base/net.h"
 #include "lib/base/wire.h"
-#include "lib/comm/rendezvous.h"
 #include "ringfold/bootstrap.h"
 
 namespace ringfold {

@@ -62,15 +62,34 @@ Result<std::optional<Algorithm>> algorithm_from(const std::string& word) {
                 fmt::format("RINGFOLD_ALGORITHM=\"{}\": expected one of {}", word, known));
 }
 
+Result<Numerics> numerics_from(const std::string& word) {
+  if (word == "exact") return Numerics::exact;
+  if (word == "nccl") return Numerics::nccl;
+  return Status(Code::invalid_argument,
+                fmt::format("RINGFOLD_NUMERICS=\"{}\": expected exact or nccl", word));
+}
+
 // The meeting points of this process, by the nonce of the world.
+struct Hubs {
+  std::mutex lock;
+  std::map<std::string, std::weak_ptr<LoopbackHub>> by_nonce;
+};
+Hubs& hubs() {
+  static auto& all = *new Hubs;  // never destroyed: other threads may still run at exit
+  return all;
+}
+
 std::shared_ptr<LoopbackHub> hub_of(const std::string& nonce) {
-  static std::mutex lock;
-  static std::map<std::string, std::weak_ptr<LoopbackHub>> hubs;
-  const std::lock_guard guard(lock);
-  std::erase_if(hubs, [](const auto& entry) { return entry.second.expired(); });
-  auto hub = hubs[nonce].lock();
-  if (!hub) hubs[nonce] = hub = std::make_shared<LoopbackHub>();
+  const std::lock_guard guard(hubs().lock);
+  std::erase_if(hubs().by_nonce, [](const auto& entry) { return entry.second.expired(); });
+  auto hub = hubs().by_nonce[nonce].lock();
+  if (!hub) hubs().by_nonce[nonce] = hub = std::make_shared<LoopbackHub>();
   return hub;
+}
+
+// Ranks that give the same address meet there: a process may hold the library several times.
+std::string loopback_address() {
+  return fmt::format("{} {}", getpid(), static_cast<const void*>(&hubs()));
 }
 
 bool on_loopback(const std::string& coordinator) {
@@ -89,8 +108,7 @@ const std::string* address_of(const Member& member, std::string_view transport) 
 Result<Settled> settle(const Options& options) {
   Settled settled;
   for (const auto& [name, plain] :
-       {std::pair<std::string_view, std::string_view>{"RINGFOLD_NUMERICS", "exact"},
-        {"RINGFOLD_TRACE", ""},
+       {std::pair<std::string_view, std::string_view>{"RINGFOLD_TRACE", ""},
         {"RINGFOLD_MACHINE", ""}})
     if (Status status = refuse_unfinished(name, plain); !status.ok()) return status;
   const auto timeout = setting_duration("RINGFOLD_TIMEOUT");
@@ -112,6 +130,9 @@ Result<Settled> settle(const Options& options) {
   if (settled.transports == "all" || settled.transports == "auto")
     settled.transports = kAllTransports;
   if (Status status = check_transports(settled.transports); !status.ok()) return status;
+  const auto numerics = numerics_from(setting("RINGFOLD_NUMERICS").value_or("exact"));
+  if (!numerics.ok()) return numerics.status();
+  settled.numerics = options.numerics.value_or(*numerics);
   const auto spin = setting_duration("RINGFOLD_SPIN");
   if (!spin.ok()) return spin.status();
   settled.spin_given = spin->has_value();
@@ -148,7 +169,8 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
                        {{"algorithm", settled.algorithm ? std::string(name(*settled.algorithm))
                                                         : std::string("auto")},
                         {"piece bytes", std::to_string(settled.piece_bytes)},
-                        {"transports", settled.transports}});
+                        {"transports", settled.transports},
+                        {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}});
   if (!met.ok()) return met.status();
   world->members_ = std::move(met->members);
   world->control_ = std::move(met->control);
@@ -173,6 +195,8 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   randombytes_buf(nonce.data(), nonce.size());
   mine->addresses.emplace_back("cores", Cores{allowed_cores(), granted_cores()}.encode());
   mine->addresses.emplace_back("nonce", std::string(nonce.begin(), nonce.end()));
+  if (allowed(settled.transports, "loopback"))
+    mine->addresses.emplace_back("loopback", loopback_address());
   const bool shares = allowed(settled.transports, "region");
   if (shares) {
     auto regions = RegionHost::make(engine_);
@@ -224,12 +248,13 @@ Status World::make_routes(const Settled& settled) {
   return {};
 }
 
-// Same process: loopback; same host: shared memory; otherwise UCX.
+// Same process and copy of the library: loopback; same host: shared memory; otherwise UCX.
 Status World::route_to(const Member& member, const Settled& settled, const std::string& nonce) {
   const Member& mine = members_[static_cast<size_t>(rank_)];
   const auto peer = static_cast<size_t>(member.rank);
   const bool near = member.host == mine.host;
-  if (near && member.pid == mine.pid && allowed(settled.transports, "loopback")) {
+  const std::string* loopback = address_of(member, "loopback");
+  if (near && loopback != nullptr && *loopback == loopback_address()) {
     if (!loopback_) loopback_ = make_loopback(hub_of(nonce), rank_, steady_clock());
     routes_[peer] = loopback_.get();
     return loopback_->connect(member.rank, fmt::format("loopback {}", member.rank));
@@ -344,7 +369,7 @@ bool World::usable() const {
 uint32_t World::new_id() {
   const uint64_t id =
       1 + ids_given_.fetch_add(1) * static_cast<uint64_t>(size()) + static_cast<uint64_t>(rank_);
-  return id < kPointToPoint ? static_cast<uint32_t>(id) : 0;
+  return id < kAgreedIds ? static_cast<uint32_t>(id) : 0;
 }
 
 World::~World() {

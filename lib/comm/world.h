@@ -25,10 +25,14 @@ struct Settled {
   size_t piece_bytes = 0;
   std::optional<Algorithm> algorithm;
   std::string transports;  // "loopback,shm,ucx" or a part of it
+  Numerics numerics = Numerics::exact;
   Nanoseconds spin{};
   bool spin_given = false;
 };
 [[nodiscard]] Result<Settled> settle(const Options& options);
+
+// Ids from here on belong to communicators whose members cannot ask one of them for a number.
+inline constexpr uint32_t kAgreedIds = 1u << 30;
 
 class World {
  public:
@@ -56,8 +60,9 @@ class World {
   // The same at less cost, for children made by fork() itself.
   [[nodiscard]] bool same_process() const { return fork_generation() == fork_generation_; }
 
-  // A communicator id that no other rank gives out, and this one only once; 0 when there are no
-  // more. Several threads may be making communicators at once, and each rank's in another order.
+  // A communicator id below kAgreedIds that no other rank gives out, and this one only once; 0 when
+  // there are no more. Several threads may be making communicators at once, and each rank's in
+  // another order.
   [[nodiscard]] uint32_t new_id();
 
  private:

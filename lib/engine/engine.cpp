@@ -34,7 +34,7 @@ uint32_t Description::fingerprint() const {
                            static_cast<uint64_t>(point_to_point) << 32);
   h = mix(h, schedule.count);
   h = mix(h, static_cast<uint64_t>(schedule.root) << 32 | static_cast<uint32_t>(schedule.per_host));
-  h = mix(h, schedule.segment);
+  h = mix(h, schedule.segment << 1 | static_cast<uint64_t>(schedule.cut));
   return mix(h, piece);
 }
 

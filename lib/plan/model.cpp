@@ -338,10 +338,18 @@ size_t pieces_in_chunk(const Schedule& s) {
 
 // Sets the segment for pieces of that size. False if the executor could not do it.
 bool fit(Schedule* s, size_t element_bytes, size_t piece_bytes) {
+  if (s->cut == Cut::rounded_up) return legal(*s);  // it has no transit, so any chunk will do
   const size_t chunk = pieces_in_chunk(*s) * (piece_bytes / element_bytes) / s->grain * s->grain;
   const size_t segment = chunk * chunks_of(*s);
   s->segment = segment < s->count ? segment : 0;
   return chunk > 0 && legal(*s);
+}
+
+void cut_as_nccl(Schedule* s, size_t element_bytes) {
+  s->cut = Cut::rounded_up;
+  s->grain = std::max<size_t>(1, kNcclGrainBytes / element_bytes);
+  const size_t segment = static_cast<size_t>(s->size) * (kNcclChunkBytes / element_bytes);
+  s->segment = segment < s->count ? segment : 0;
 }
 
 // Predictions that differ by less are not worth more messages, or leaving the first algorithm.
@@ -417,6 +425,9 @@ std::optional<Choice> choose(Collective collective, int size, size_t count, size
       if (free && !hosts) continue;  // would be the ring
       s.per_host = hosts ? machine.per_host : 1;
     }
+    if (constraints.nccl_chunks && s.algorithm == Algorithm::ring &&
+        collective == Collective::all_reduce)
+      cut_as_nccl(&s, element_bytes);
     const std::optional<Choice> choice =
         best_piece(s, element_bytes, machine, constraints.piece_bytes);
     if (choice.has_value() &&
