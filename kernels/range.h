@@ -132,9 +132,9 @@ RINGFOLD_HD void reduce_share(const ReduceCall& call, Share share) {
 template <class T>
 RINGFOLD_HD void carry_out(const Command& command, Share share) {
   if (command.b == nullptr) {
-    const auto factor = static_cast<Factor<T>>(command.scale_a);
     if (command.scale_a == 1.0)
-      return for_each_element<1, T>(command, share, [](T a, T) { return a; });
+      return for_each_element<1, uint8_t>(command, share, [](uint8_t a, uint8_t) { return a; });
+    const auto factor = static_cast<Factor<T>>(command.scale_a);
     return for_each_element<1, T>(command, share, [&](T a, T) { return scale(a, factor); });
   }
   switch (command.op) {

@@ -22,7 +22,8 @@ namespace ringfold {
 inline constexpr int kWorkerThreads = 256;     // of one block
 inline constexpr uint32_t kLaneCommands = 16;  // posted to one lane and not done
 
-// A ReduceCall that means one thing more: without `b` it is a copy, out = a * scale_a.
+// A ReduceCall that means one thing more: without `b` it is a copy, out = a * scale_a. A copy with
+// a factor of 1 is one of bytes (dtype u8), and kernels of every type do it.
 using Command = ReduceCall;
 static_assert(sizeof(Command) % sizeof(uint64_t) == 0);
 
