@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/floats.h"
+#include "kernels/conversions.h"
 #include "kernels/reduce.h"
 
 namespace ringfold {
@@ -34,7 +34,7 @@ RINGFOLD_HD constexpr double canonical(double x) {
 template <class T>
 RINGFOLD_HD constexpr T add(T a, T b) {
   if constexpr (kIsSmallFloat<T>) {
-    return from_f32<T>(to_f32(a) + to_f32(b));
+    return narrow<T>(widen(a) + widen(b));
   } else if constexpr (std::is_integral_v<T>) {
     using U = std::make_unsigned_t<T>;  // wraps without undefined behaviour
     return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
@@ -46,7 +46,7 @@ RINGFOLD_HD constexpr T add(T a, T b) {
 template <class T>
 RINGFOLD_HD constexpr T multiply(T a, T b) {
   if constexpr (kIsSmallFloat<T>) {
-    return from_f32<T>(to_f32(a) * to_f32(b));
+    return narrow<T>(widen(a) * widen(b));
   } else if constexpr (std::is_integral_v<T>) {
     using U = std::make_unsigned_t<T>;
     return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
@@ -128,7 +128,7 @@ RINGFOLD_HD constexpr uint64_t wrapped(double x) {
 template <class T>
 RINGFOLD_HD constexpr T scale(T x, Factor<T> factor) {
   if constexpr (kIsSmallFloat<T>) {
-    return from_f32<T>(to_f32(x) * factor);
+    return narrow<T>(widen(x) * factor);
   } else if constexpr (std::is_integral_v<T>) {
     const uint64_t whole = wrapped(factor);
     if (static_cast<double>(static_cast<int64_t>(whole)) == factor)
@@ -199,7 +199,7 @@ RINGFOLD_HD constexpr T combine(T a, T b, const Constants<T>& constants) {
     return add(constants.scale_a == 1 ? a : scale(a, constants.scale_a),
                constants.scale_b == 1 ? b : scale(b, constants.scale_b));
   } else if constexpr (kIsSmallFloat<T>) {
-    return from_f32<T>(mean(to_f32(a), to_f32(b), constants.weights));
+    return narrow<T>(mean(widen(a), widen(b), constants.weights));
   } else {
     const T sum = add(a, b);
     return constants.divisor == 1 ? sum : divide(sum, constants.divisor);

@@ -11,6 +11,13 @@
 // then. Equal send and receive pointers (see each function) mean in place; any other overlap is
 // refused with invalid_argument. Pointers are aligned to their element size. A count of 0 is legal,
 // also with null pointers, and still meets the other ranks.
+// Device memory (a build with CUDA): buffers that are device or managed memory are used in the
+// order of `stream`. The call returns at once; the operation begins, and its deadline counts, when
+// the stream has come to it; what comes later on the stream sees the result, and never waits for
+// longer than the operation, also if that fails. The other buffer of such a call must be memory
+// that kernels can use, too. Its Work is done when the result is there (of one rank alone: when it
+// is on the stream). Ranks that share a device all need room on it at once, and those of one thread
+// must make their calls in one Group. A stream that is being captured is refused as `unsupported`.
 // Errors: a wrong argument is reported by the returned Work at once and starts nothing. A failure
 // of an operation (timeout, peer_lost, mismatch, aborted) completes every operation of that
 // communicator on every rank, and the communicator stays failed: health() tells. Others go on. All

@@ -127,7 +127,8 @@ Work Communicator::Impl::part_wise(Call call) {
 
 // ---- messages to oneself ----------------------------------------------------------------------
 
-Work Communicator::Impl::self_message(bool sends, void* buffer, size_t count, DType type) {
+Work Communicator::Impl::self_message(bool sends, void* buffer, size_t count, DType type,
+                                      Stream stream) {
   auto state = std::make_shared<Work::State>();
   state->report.transport = "self";
   state->deadline = deadline();
@@ -139,7 +140,7 @@ Work Communicator::Impl::self_message(bool sends, void* buffer, size_t count, DT
                              "called before the deadline",
                              self->rank_, sends ? "sends" : "receives from", count, name(type))));
   };
-  const SelfMessage message{sends, buffer, count, type, state};
+  const SelfMessage message{sends, buffer, count, type, stream, state};
   run_or_group(shared_from_this(), state, [this, message] { meet_self(message); });
   return Work(std::move(state));
 }
@@ -167,10 +168,20 @@ void Communicator::Impl::meet_self(const SelfMessage& message) {
   if (from.count != to.count || from.type != to.type)
     status = {Code::mismatch, fmt::format("rank {} sends itself {} {} but receives {} {}", rank_,
                                           from.count, name(from.type), to.count, name(to.type))};
-  else if (from.count != 0 && from.buffer != to.buffer)
-    std::memmove(to.buffer, from.buffer, from.count * size_of(from.type));
+  else
+    status = move_to_self(from, to);
   partner.state->complete(status);
   message.state->complete(status);
+}
+
+// On a device it is behind what is on both streams, and before what comes.
+Status Communicator::Impl::move_to_self(const SelfMessage& from, const SelfMessage& to) {
+  if (from.count == 0 || from.buffer == to.buffer) return {};
+  if (!cuda::is_device_memory(from.buffer) && !cuda::is_device_memory(to.buffer)) {
+    std::memmove(to.buffer, from.buffer, from.count * size_of(from.type));
+    return {};
+  }
+  return cuda::move(from.buffer, from.stream, to.buffer, to.stream, from.count, from.type);
 }
 
 void Communicator::Impl::fail_self_messages(const Status& why) {

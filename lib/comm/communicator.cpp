@@ -101,6 +101,7 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
   machine_.remote = kTcpLink;
   const bool one_host = transport().find("ucx") == std::string::npos;
   machine_.per_host = one_host ? size_ : 1;
+  cuda::prepare();
   world_->engine().open(channel_);
 }
 
@@ -174,10 +175,12 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 }
 
 Work Communicator::Impl::collective(const Call& call) {
-  if (Work done; region_ && quick(call, &done)) return done;
+  const bool in_region_memory = region_ && !cuda::is_device_memory(call.send) &&
+                                !cuda::is_device_memory(call.recv);
+  if (Work done; in_region_memory && quick(call, &done)) return done;
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
-  if (region_) return in_region(call);
+  if (in_region_memory) return in_region(call);
   auto chosen = choice(call.collective, size_, call.count, size_of(call.type), call.root);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
@@ -197,10 +200,9 @@ Work Communicator::Impl::collective(const Call& call) {
   operation->what = {chosen->schedule, call.type, call.reduction.op,
                      chosen->piece_bytes / size_of(call.type), false};
   operation->position = rank_;
-  operation->compute =
-      std::make_unique<HostCompute>(chosen->schedule, rank_, call.send, call.recv, call.type,
-                                    arithmetic(call), operation->what.piece, world_->slots());
-  operation->deadline = deadline();
+  if (Status status = place(*operation, call.send, call.recv, arithmetic(call), call.stream);
+      !status.ok())
+    return Work(status);
   start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
 }
@@ -212,8 +214,32 @@ Reduction Communicator::Impl::arithmetic(const Call& call) const {
   return {Op::premul_sum, rounded(call.type, 1.0 / size_)};
 }
 
+// Gives the operation its compute, for the memory its buffers are in, and its deadline.
+Status Communicator::Impl::place(UserOperation& operation, const void* input, void* work,
+                                 Reduction reduction, Stream stream) {
+  const Description& what = operation.what;
+  if (!cuda::is_device_memory(input) && !cuda::is_device_memory(work)) {
+    operation.compute =
+        std::make_unique<HostCompute>(what.schedule, operation.position, input, work, what.type,
+                                      reduction, what.piece, world_->slots());
+    operation.deadline = deadline();
+    return {};
+  }
+  const std::lock_guard lock(path_lock_);
+  auto compute = cuda::make_compute({&what.schedule, operation.position, input, work, what.type,
+                                     reduction, what.piece, what.point_to_point, stream},
+                                    path_);
+  if (!compute.ok()) return compute.status();
+  operation.compute = std::move(*compute);
+  operation.deadline = Nanoseconds::max();  // until the stream comes to it
+  operation.patience = settled_.timeout;
+  return {};
+}
+
 // One rank: only the local steps are left of a schedule.
 void Communicator::Impl::run_alone(Work::State& state, const Call& call) const {
+  if (cuda::is_device_memory(call.send) || cuda::is_device_memory(call.recv))
+    return state.complete(run_alone_on_device(state.schedule, call));
   static SlotPool unused;
   HostCompute compute(state.schedule, 0, call.send, call.recv, call.type, arithmetic(call), 1,
                       unused);
@@ -226,12 +252,29 @@ void Communicator::Impl::run_alone(Work::State& state, const Call& call) const {
   state.complete(Status());
 }
 
+// Done means here that it is on the stream.
+Status Communicator::Impl::run_alone_on_device(const Schedule& schedule, const Call& call) {
+  const size_t element = size_of(call.type);
+  const double factor = call.reduction.op == Op::premul_sum ? call.reduction.factor : 1.0;
+  for (int i = 0; i < step_count(schedule); ++i) {
+    const Range range = step(schedule, 0, i).recv;  // of frames that begin at 0
+    const size_t offset = range.begin * element;
+    if (Status status = cuda::enqueue_copy(static_cast<const std::byte*>(call.send) + offset,
+                                           static_cast<std::byte*>(call.recv) + offset, range.count,
+                                           call.type, factor, call.stream);
+        !status.ok())
+      return status;
+  }
+  return {};
+}
+
 Nanoseconds Communicator::Impl::deadline() const {
   const Nanoseconds now = steady_clock().now();
   return settled_.timeout >= Nanoseconds::max() - now ? Nanoseconds::max() : now + settled_.timeout;
 }
 
-Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType type, int partner) {
+Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType type, int partner,
+                                 Stream stream) {
   if (Status status = usable(); !status.ok()) return Work(status);
   if (partner < 0 || partner >= size_)
     return Work(Status(Code::invalid_argument,
@@ -239,7 +282,7 @@ Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType t
                                    sends ? "send to" : "receive from", partner, size_ - 1)));
   if (Status status = check_buffer("buffer", buffer, count, type); !status.ok())
     return Work(status);
-  if (partner == rank_) return self_message(sends, buffer, count, type);
+  if (partner == rank_) return self_message(sends, buffer, count, type, stream);
   auto chosen = choice(Collective::broadcast, 2, count, size_of(type), 0);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
@@ -253,10 +296,10 @@ Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType t
   const auto there = static_cast<size_t>(partner);
   operation->transports.assign(2, channel_->transports[there]);
   operation->peers.assign(2, channel_->peers[there]);
-  operation->compute = std::make_unique<HostCompute>(
-      chosen->schedule, operation->position, sends ? buffer : nullptr, sends ? nullptr : buffer,
-      type, Reduction(), operation->what.piece, world_->slots());
-  operation->deadline = deadline();
+  if (Status status = place(*operation, sends ? buffer : nullptr, sends ? nullptr : buffer,
+                            Reduction(), stream);
+      !status.ok())
+    return Work(status);
   start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
 }
@@ -271,64 +314,67 @@ int Communicator::size() const {
 }
 
 Work Communicator::all_reduce(const void* send, void* recv, size_t count, DType type,
-                              Reduction reduction, Stream) {
+                              Reduction reduction, Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->collective({Collective::all_reduce, send, recv, count, type, reduction});
+  return impl_->collective({Collective::all_reduce, send, recv, count, type, reduction, 0, stream});
 }
 
 Work Communicator::reduce_scatter(const void* send, void* recv, size_t count_each, DType type,
-                                  Reduction reduction, Stream) {
+                                  Reduction reduction, Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->part_wise({Collective::reduce_scatter, send, recv, count_each, type, reduction});
+  return impl_->part_wise(
+      {Collective::reduce_scatter, send, recv, count_each, type, reduction, 0, stream});
 }
 
-Work Communicator::all_gather(const void* send, void* recv, size_t count_each, DType type, Stream) {
+Work Communicator::all_gather(const void* send, void* recv, size_t count_each, DType type,
+                              Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->part_wise({Collective::all_gather, send, recv, count_each, type, {}});
+  return impl_->part_wise({Collective::all_gather, send, recv, count_each, type, {}, 0, stream});
 }
 
-Work Communicator::broadcast(void* buffer, size_t count, DType type, int root, Stream) {
+Work Communicator::broadcast(void* buffer, size_t count, DType type, int root, Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->collective({Collective::broadcast, buffer, buffer, count, type, {}, root});
+  return impl_->collective({Collective::broadcast, buffer, buffer, count, type, {}, root, stream});
 }
 
 Work Communicator::reduce(const void* send, void* recv, size_t count, DType type,
-                          Reduction reduction, int root, Stream) {
+                          Reduction reduction, int root, Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->collective({Collective::reduce, send, recv, count, type, reduction, root});
+  return impl_->collective({Collective::reduce, send, recv, count, type, reduction, root, stream});
 }
 
-Work Communicator::all_to_all(const void* send, void* recv, size_t count_each, DType type, Stream) {
+Work Communicator::all_to_all(const void* send, void* recv, size_t count_each, DType type,
+                              Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->part_wise({Collective::all_to_all, send, recv, count_each, type, {}});
+  return impl_->part_wise({Collective::all_to_all, send, recv, count_each, type, {}, 0, stream});
 }
 
 Work Communicator::gather(const void* send, void* recv, size_t count_each, DType type, int root,
-                          Stream) {
+                          Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->part_wise({Collective::gather, send, recv, count_each, type, {}, root});
+  return impl_->part_wise({Collective::gather, send, recv, count_each, type, {}, root, stream});
 }
 
 Work Communicator::scatter(const void* send, void* recv, size_t count_each, DType type, int root,
-                           Stream) {
+                           Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->part_wise({Collective::scatter, send, recv, count_each, type, {}, root});
+  return impl_->part_wise({Collective::scatter, send, recv, count_each, type, {}, root, stream});
 }
 
-Work Communicator::send(const void* buffer, size_t count, DType type, int to, Stream) {
+Work Communicator::send(const void* buffer, size_t count, DType type, int to, Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->message(true, const_cast<void*>(buffer), count, type, to);  // only read
+  return impl_->message(true, const_cast<void*>(buffer), count, type, to, stream);  // only read
 }
 
-Work Communicator::recv(void* buffer, size_t count, DType type, int from, Stream) {
+Work Communicator::recv(void* buffer, size_t count, DType type, int from, Stream stream) {
   if (!impl_) return Work(no_communicator());
-  return impl_->message(false, buffer, count, type, from);
+  return impl_->message(false, buffer, count, type, from, stream);
 }
 
 // Nothing to reduce: but every rank hears, directly or not, from every other.
 Work Communicator::barrier() {
   if (!impl_) return Work(no_communicator());
-  return impl_->collective({Collective::all_reduce, nullptr, nullptr, 0, DType::u8, {}});
+  return impl_->collective({Collective::all_reduce, nullptr, nullptr, 0, DType::u8, {}, 0, {}});
 }
 
 Result<Communicator> Communicator::split(int color, int key) {

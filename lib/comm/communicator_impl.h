@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/comm/work.h"
+#include "lib/cuda/path.h"
 #include "ringfold/communicator.h"
 #include "ringfold/model.h"
 
@@ -26,6 +27,7 @@ struct Call {
   DType type;
   Reduction reduction;
   int root = 0;
+  Stream stream;  // for device memory
 };
 
 struct Communicator::Impl : std::enable_shared_from_this<Impl> {
@@ -44,10 +46,11 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
   void open_region();
   Work part_wise(Call call);
-  Work message(bool sends, void* buffer, size_t count, DType type, int partner);
+  Work message(bool sends, void* buffer, size_t count, DType type, int partner, Stream stream);
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
   [[nodiscard]] Result<Communicator> shrink(std::span<const int> exclude);
   void abort(const std::string& why);
+  void fail(const Status& status);
   [[nodiscard]] Status health() const;
   [[nodiscard]] Status usable() const;
 
@@ -58,6 +61,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
     void* buffer;
     size_t count;
     DType type;
+    Stream stream;
     std::shared_ptr<Work::State> state;
   };
   struct Known {
@@ -79,9 +83,12 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   bool quick(const Call& call, Work* work);
   [[nodiscard]] Reduction arithmetic(const Call& call) const;
   void run_alone(Work::State& state, const Call& call) const;
-  Work self_message(bool sends, void* buffer, size_t count, DType type);
+  static Status run_alone_on_device(const Schedule& schedule, const Call& call);
+  Work self_message(bool sends, void* buffer, size_t count, DType type, Stream stream);
   void meet_self(const SelfMessage& message);
-  void fail(const Status& status);
+  static Status move_to_self(const SelfMessage& from, const SelfMessage& to);
+  Status place(UserOperation& operation, const void* input, void* work, Reduction reduction,
+               Stream stream);
   void fail_self_messages(const Status& why);
   [[nodiscard]] Nanoseconds deadline() const;
 
@@ -96,6 +103,9 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   std::mutex choices_lock_;
   std::array<Known, 32> choices_;  // the latest, by call
   size_t next_choice_ = 0;
+
+  std::mutex path_lock_;
+  std::shared_ptr<cuda::Path> path_;  // null before the first operation on device memory
 
   mutable std::mutex self_lock_;
   std::deque<SelfMessage> self_messages_;

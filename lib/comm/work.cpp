@@ -231,6 +231,7 @@ void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
     EngineThread::caller_waits(std::exchange(waits_at_once, false));
     communicator->world()->engine().submit(std::move(operation));
     EngineThread::caller_waits(false);
+    if (Status status = cuda::launch_workers(); !status.ok()) communicator->fail(status);
     return;
   }
   held_back.push_back({std::move(communicator), std::move(operation), nullptr, nullptr});
@@ -273,10 +274,20 @@ Work done_with(std::span<const Held> calls) {
   return Work(std::move(all));
 }
 
+// Ends what was never started.
+void refuse(std::vector<Held>& held, const Status& why) {
+  for (Held& call : held)
+    if (call.operation)
+      call.operation->completed(why);
+    else
+      call.state->complete(why);
+}
+
 // Starts what this thread holds back: all of one world at once.
 void start_held() {
   std::vector<Held> held;
   held.swap(held_back);
+  if (Status status = cuda::can_launch_workers(); !status.ok()) return refuse(held, status);
   std::vector<std::pair<World*, std::vector<std::unique_ptr<Operation>>>> worlds;
   for (Held& call : held) {
     if (!call.operation) {
@@ -295,6 +306,8 @@ void start_held() {
     known->second.push_back(std::move(call.operation));
   }
   for (auto& [world, operations] : worlds) world->engine().submit(std::move(operations));
+  if (Status status = cuda::launch_workers(); !status.ok())
+    for (const Held& call : held) call.communicator->fail(status);
 }
 
 }  // namespace
@@ -311,11 +324,7 @@ Group::~Group() {
   std::move(first, held_back.end(), std::back_inserter(dropped));
   held_back.erase(first, held_back.end());
   const Status why(Code::aborted, "the group was dropped without submit(): nothing was started");
-  for (Held& held : dropped)
-    if (held.operation)
-      held.operation->completed(why);
-    else
-      held.state->complete(why);
+  refuse(dropped, why);
 }
 
 Work Group::submit() {

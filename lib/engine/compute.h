@@ -34,13 +34,21 @@ class Compute {
   // transit slot `slot`, or copied (scaled) into slot `slot`. Calls completion->done() when *out is
   // readable, possibly before returning.
   virtual void stage(const Piece& piece, int slot, Buffer* out, Completion* completion) = 0;
-  // Whether stage() of an input piece needs a slot of its own (a factor must be applied).
-  [[nodiscard]] virtual bool stages_input() const = 0;
+  // Whether stage() of a piece from there needs a slot of its own: a factor must be applied, or the
+  // transport does not reach it. Not asked of pieces in transit.
+  [[nodiscard]] virtual bool stages(From side) const = 0;
+  // Whether it can work on bytes that lie in a transport's own memory.
+  [[nodiscard]] virtual bool accepts_loans() const { return true; }
   // A local step: work[range] = input[range], scaled.
   virtual void copy_local(Range range, Completion* completion) = 0;
   // True if input and work are the same memory.
   [[nodiscard]] virtual bool in_place() const = 0;
+  // False until the memory may be touched: a stream has yet to come to the operation. Nothing else
+  // is called before; once true it stays so.
+  [[nodiscard]] virtual bool ready() { return true; }
   virtual bool progress() = 0;  // finish asynchronous ones; true if anything moved
+  // Whether news must be looked for with ready() and progress(): they ring no bell.
+  [[nodiscard]] virtual bool silent() const { return false; }
 };
 
 }  // namespace ringfold

@@ -41,7 +41,7 @@ class HostCompute final : public Compute {
   void consume(const Piece& piece, int slot, int operand_slot, const void* view,
                Completion* completion) override;
   void stage(const Piece& piece, int slot, Buffer* out, Completion* completion) override;
-  [[nodiscard]] bool stages_input() const override { return scales_; }
+  [[nodiscard]] bool stages(From side) const override { return scales_ && side == From::input; }
   void copy_local(Range range, Completion* completion) override;
   [[nodiscard]] bool in_place() const override { return in_place_; }
   bool progress() override { return false; }

@@ -12,6 +12,9 @@ namespace {
 constexpr Nanoseconds kGraceLeft = std::chrono::seconds(1);
 // How long the goodbye of a peer that has gone may take to arrive.
 constexpr Nanoseconds kGraceLost = std::chrono::milliseconds(200);
+// How long to sleep while something silent is waited for: ever longer while nothing moves.
+constexpr Nanoseconds kShortestNap = std::chrono::microseconds(10);
+constexpr Nanoseconds kLongestNap = std::chrono::milliseconds(1);
 
 uint32_t mix(uint32_t hash, uint64_t value) {
   uint64_t h = (hash ^ value) * 0x9e3779b97f4a7c15u;
@@ -306,12 +309,28 @@ void Engine::end(size_t i, const Status& status) {
   finished_.push_back({std::move(operation), status});
 }
 
+// Whether its memory may be touched; from then on its time runs.
+bool Engine::ready(Operation& operation) {
+  if (operation.ready || !operation.compute->ready()) return operation.ready;
+  operation.ready = true;
+  if (operation.patience != Nanoseconds(0)) {
+    const Nanoseconds now = clock_.now();
+    operation.deadline = operation.patience >= Nanoseconds::max() - now ? Nanoseconds::max()
+                                                                        : now + operation.patience;
+    next_deadline_ = std::min(next_deadline_, operation.deadline);
+  }
+  return true;
+}
+
 bool Engine::advance_all() {
   bool moved = false;
   for (size_t i = 0; i < running_.size();) {
     Operation& operation = *running_[i];
     Execution& execution = *operation.execution;
-    if (execution.woken()) moved |= execution.advance();
+    if (ready(operation)) {
+      moved |= operation.compute->progress();
+      if (execution.woken()) moved |= execution.advance();
+    }
     if (!execution.status().ok() && operation.channel->failed.ok()) failed_by_itself(operation);
     const bool undecided = !execution.status().ok() && operation.channel->failed.ok();
     if (!execution.finished() || undecided) {
@@ -446,6 +465,7 @@ bool Engine::poll() {
       check_deadlines();
       check_departures();
     }
+    if (moved) nap_ = Nanoseconds(0);
     finished.swap(finished_);
   }
   for (Finished& f : finished) {
@@ -474,6 +494,11 @@ void Engine::arm(Sleep* sleep) {
   for (Source* source : sources_) add(source->arm());
   sleep->until = next_deadline_;
   for (const Source* source : sources_) sleep->until = std::min(sleep->until, source->deadline());
+  const auto silent = [](const auto& operation) { return operation->compute->silent(); };
+  if (std::ranges::any_of(running_, silent)) {
+    nap_ = std::clamp(2 * nap_, kShortestNap, kLongestNap);
+    sleep->until = std::min(sleep->until, clock_.now() + nap_);
+  }
   if (!departures_.empty()) {
     const Nanoseconds now = clock_.now();
     for (const auto& [peer, departure] : departures_) {

@@ -110,8 +110,10 @@ class Operation {
     Reduction reduction;
   } memory;
   Nanoseconds deadline{};  // on the engine's clock
+  Nanoseconds patience{};  // not 0: the deadline is that long after its memory is ready
 
   // Set by the engine.
+  bool ready = false;     // its compute said so
   Nanoseconds starved{};  // since when it is seen waiting for a peer that has left; 0: it is not
   MessageId id;
   std::optional<Execution> execution;
@@ -232,6 +234,7 @@ class Engine {
   void start(std::unique_ptr<Operation> operation);
   void start_waiting(Channel& channel);
   void end(size_t running, const Status& status);
+  [[nodiscard]] bool ready(Operation& operation);
   bool advance_all();
   [[nodiscard]] bool pending(const Channel& channel) const;
   void fail_channel(Channel& channel, const Status& why, bool tell);
@@ -258,6 +261,7 @@ class Engine {
   std::map<uint32_t, Status> unborn_;    // failures heard of before their channel was opened here
   std::unordered_set<uint32_t> closed_;  // ids of channels that were here: never used again
   Nanoseconds next_deadline_ = Nanoseconds::max();
+  Nanoseconds nap_{};  // while something silent is waited for
 };
 
 }  // namespace ringfold

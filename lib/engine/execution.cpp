@@ -244,7 +244,7 @@ bool Execution::post_receive() {
     ++outstanding_;
     route_.transport[static_cast<size_t>(step.from)]->recv(
         route_.peer[static_cast<size_t>(step.from)], id_of(receive.step, receive.number), buffer,
-        !direct && !exchange, &receive.arrival);
+        !direct && !exchange && compute_.accepts_loans(), &receive.arrival);
   }
   ++received_;
   next_piece(next_receive_, true);
@@ -263,7 +263,7 @@ bool Execution::post_send() {
   } else {
     if ((range.empty() || reads_work(step.send_from)) && !may_read(range, next_send_.index))
       return false;
-    if (step.send_from == From::input && compute_.stages_input() && !range.empty()) {
+    if (!range.empty() && compute_.stages(step.send_from)) {
       slot = take(free_staging_);
       if (slot < 0) return false;
       slot += kSlots;

@@ -24,7 +24,7 @@ class SimCompute final : public Compute {
     *out = bytes_of(piece.range);
     completion->done(completion, {});
   }
-  [[nodiscard]] bool stages_input() const override { return false; }
+  [[nodiscard]] bool stages(From) const override { return false; }
   void copy_local(Range range, Completion* completion) override { add_up(range, completion); }
   [[nodiscard]] bool in_place() const override { return false; }
   bool progress() override { return false; }  // the endpoint's progress() brings the completions

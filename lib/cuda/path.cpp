@@ -1,0 +1,303 @@
+#include "lib/cuda/path.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "lib/base/base.h"
+#include "lib/cuda/compute_staged.h"
+
+namespace ringfold::cuda {
+namespace {
+
+CUdeviceptr address(const void* pointer) {
+  return reinterpret_cast<CUdeviceptr>(pointer);
+}
+
+// Whether kernels can use it, and the context it belongs to (null: any).
+struct Where {
+  bool reachable = false, device = false;
+  CUcontext context = nullptr;
+};
+
+Where where_is(const void* pointer) {
+  Where where;
+  CUmemorytype type{};
+  if (call().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(pointer)) !=
+      CUDA_SUCCESS)
+    return where;  // unknown to CUDA, or CUDA is not in use
+  where.reachable = true;
+  unsigned managed = 0;
+  call().cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address(pointer));
+  where.device = managed != 0 || type == CU_MEMORYTYPE_DEVICE;
+  call().cuPointerGetAttribute(&where.context, CU_POINTER_ATTRIBUTE_CONTEXT, address(pointer));
+  return where;
+}
+
+// Workers that this thread's calls have asked for and that are not launched.
+thread_local std::vector<std::shared_ptr<Worker>> waiting_workers;
+
+bool launches_block() {
+  const char* const value = std::getenv("CUDA_LAUNCH_BLOCKING");
+  return value != nullptr && std::strcmp(value, "0") != 0 && *value != '\0';
+}
+
+bool is_legacy(CUstream stream) {
+  return stream == nullptr || stream == CU_STREAM_LEGACY;
+}
+
+// The device on which kernels reach both buffers.
+Result<Device*> device_of(const void* one, const void* other) {
+  CUcontext context = nullptr;
+  for (const void* buffer : {one, other}) {
+    if (buffer == nullptr) continue;
+    const Where where = where_is(buffer);
+    if (!where.reachable)
+      return Status(Code::invalid_argument,
+                    fmt::format("one buffer is on a device, but {} in host memory that is not "
+                                "pinned: no kernel can use it",
+                                buffer));
+    if (where.device && where.context != nullptr) context = where.context;
+  }
+  if (context == nullptr) {
+    if (Status status = check(call().cuCtxGetCurrent(&context), "the current CUDA context");
+        !status.ok())
+      return status;
+    if (context == nullptr)
+      return Status(Code::invalid_argument, "this thread has no current CUDA context");
+  }
+  return Device::of(context);
+}
+
+// What comes on `after` waits for what is on `before` now.
+Status order(Stream before, Stream after) {
+  if (before.handle == after.handle) return {};
+  CUevent event = nullptr;
+  CUresult result = call().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+  if (result != CUDA_SUCCESS) return check(result, "a CUDA event");
+  result = call().cuEventRecord(event, static_cast<CUstream>(before.handle));
+  if (result == CUDA_SUCCESS)
+    result = call().cuStreamWaitEvent(static_cast<CUstream>(after.handle), event, 0);
+  call().cuEventDestroy(event);  // what waits for it still does
+  return check(result, "ordering two streams");
+}
+
+std::shared_ptr<Worker> worker_for(Device& device, const DeviceCall& call) {
+  const auto stream = static_cast<CUstream>(call.stream.handle);
+  const Frame frames = frame(*call.schedule, call.position);
+  const size_t bytes = std::max(frames.input.count, frames.work.count) * size_of(call.type);
+  const Collective collective = call.schedule->collective;
+  const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce ||
+                       collective == Collective::reduce_scatter ||
+                       call.reduction.op == Op::premul_sum;
+  for (const auto& worker : waiting_workers) {
+    const bool same =
+        worker->stream() == stream || (is_legacy(worker->stream()) && is_legacy(stream));
+    if (same && &worker->device() == &device && worker->serve(reduces, call.type, bytes))
+      return worker;
+  }
+  auto worker = std::make_shared<Worker>(device, stream);
+  (void)worker->serve(reduces, call.type, bytes);
+  waiting_workers.push_back(worker);
+  return worker;
+}
+
+}  // namespace
+
+bool is_device_memory(const void* pointer) {
+  return pointer != nullptr && driver().ok() && where_is(pointer).device;
+}
+
+void prepare() {
+  CUcontext context = nullptr;
+  if (driver().ok() && call().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context != nullptr)
+    if (const auto device = Device::of(context); !device.ok())
+      log_line(LogLevel::warn, "CUDA: " + device.status().message());
+}
+
+// ---- slots ------------------------------------------------------------------------------------
+
+Path::~Path() {
+  for (const Block& block : blocks_) device_.give_pinned(block.memory);
+}
+
+Status Path::reserve(size_t piece_bytes) {
+  const size_t bytes = StagedCompute::slots_bytes(piece_bytes);
+  const std::lock_guard guard(lock_);
+  if (bytes <= bytes_) return {};
+  for (int i = 0; i < kAtOnce; ++i) {
+    const auto memory = device_.take_pinned(bytes);
+    if (!memory.ok()) return memory.status();
+    blocks_.push_back({*memory, bytes, false});
+  }
+  bytes_ = bytes;
+  return {};
+}
+
+uint64_t Path::enter() {
+  const std::lock_guard guard(lock_);
+  waiting_.push_back(entered_);
+  return entered_++;
+}
+
+std::byte* Path::take_slots(uint64_t turn) {
+  const std::lock_guard guard(lock_);
+  if (waiting_.front() != turn) return nullptr;
+  const auto free = std::ranges::find_if(
+      blocks_, [this](const Block& block) { return !block.taken && block.bytes == bytes_; });
+  if (free == blocks_.end()) return nullptr;
+  free->taken = true;
+  waiting_.pop_front();
+  return free->memory;
+}
+
+void Path::leave(uint64_t turn, std::byte* slots) {
+  const std::lock_guard guard(lock_);
+  std::erase(waiting_, turn);
+  const auto block =
+      std::ranges::find_if(blocks_, [slots](const Block& b) { return b.memory == slots; });
+  if (slots != nullptr) block->taken = false;
+  // Blocks that are too small by now.
+  std::erase_if(blocks_, [this](const Block& b) {
+    if (b.taken || b.bytes == bytes_) return false;
+    device_.give_pinned(b.memory);
+    return true;
+  });
+}
+
+// ---- calls ------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& call, std::shared_ptr<Path>& path) {
+  const auto device = device_of(call.input, call.work);
+  if (!device.ok()) return device.status();
+  const InContext in((*device)->context());
+  CUstreamCaptureStatus capture{};
+  if (Status status = check(
+          cuda::call().cuStreamGetCaptureInfo(static_cast<CUstream>(call.stream.handle), &capture,
+                                              nullptr, nullptr, nullptr, nullptr, nullptr),
+          "the stream");
+      !status.ok())
+    return status;
+  if (capture != CU_STREAM_CAPTURE_STATUS_NONE)
+    return Status(Code::unsupported, "collectives cannot be captured in a CUDA graph yet");
+  if (!path || &path->device() != *device) path = std::make_shared<Path>(**device);
+  std::byte* slots = nullptr;
+  if (call.point_to_point) {
+    const auto taken = (*device)->take_pinned(StagedCompute::own_bytes(call));
+    if (!taken.ok()) return taken.status();
+    slots = *taken;
+  } else if (Status status = path->reserve(call.piece * size_of(call.type)); !status.ok()) {
+    return status;
+  }
+  return std::unique_ptr<Compute>(
+      std::make_unique<StagedCompute>(call, worker_for(**device, call), path, slots));
+}
+
+Status enqueue_copy(const void* from, void* to, size_t count, DType type, double factor,
+                    Stream stream) {
+  if (count == 0 || (from == to && factor == 1.0)) return {};
+  const auto device = device_of(from, to);
+  if (!device.ok()) return device.status();
+  const bool plain = factor == 1.0;
+  Command command;
+  command.dtype = plain ? DType::u8 : type;
+  command.a = from;
+  command.out = to;
+  command.count = plain ? count * size_of(type) : count;
+  command.scale_a = factor;
+  constexpr size_t kBytesPerBlock = size_t{64} << 10, kMostBlocks = 256;
+  const size_t blocks = std::clamp(count * size_of(type) / kBytesPerBlock, size_t{1}, kMostBlocks);
+  const InContext in((*device)->context());
+  void* parameters[] = {&command};
+  return check(call().cuLaunchKernel((*device)->reduce(type), static_cast<unsigned>(blocks), 1, 1,
+                                     kWorkerThreads, 1, 1, 0, static_cast<CUstream>(stream.handle),
+                                     parameters, nullptr),
+               "launching the copy kernel");
+}
+
+Status move(const void* from, Stream from_stream, void* to, Stream to_stream, size_t count,
+            DType type) {
+  const auto device = device_of(from, to);
+  if (!device.ok()) return device.status();
+  const InContext in((*device)->context());
+  Status status = order(from_stream, to_stream);
+  if (status.ok()) status = enqueue_copy(from, to, count, type, 1.0, to_stream);
+  return status.ok() ? order(to_stream, from_stream) : status;
+}
+
+// ---- launches ---------------------------------------------------------------------------------
+
+Status can_launch_workers() {
+  std::erase_if(waiting_workers, [](const auto& worker) { return worker->idle(); });
+  if (waiting_workers.size() < 2 || !launches_block()) return {};
+  waiting_workers.clear();
+  return {Code::unsupported,
+          "CUDA_LAUNCH_BLOCKING=1 makes every launch wait for its end, so the calls of one group "
+          "cannot be on several streams, or of several types on one: they wait for each other"};
+}
+
+namespace {
+
+// A worker on a stream of its own, between two points of the user's: so that it waits for none of
+// those launched with it.
+class Fork {
+ public:
+  explicit Fork(Worker& worker) : worker_(worker), stream_(worker.stream()) {}
+
+  Status begin() {
+    const auto stream = worker_.device().take_stream();
+    if (!stream.ok()) return stream.status();
+    stream_ = *stream;
+    return order({worker_.stream()}, {stream_});
+  }
+  Status launch() { return worker_.launch(stream_); }
+  Status join() {
+    if (stream_ == worker_.stream()) return {};
+    worker_.keep(stream_);
+    return order({stream_}, {worker_.stream()});
+  }
+  [[nodiscard]] Worker& worker() const { return worker_; }
+
+ private:
+  Worker& worker_;
+  CUstream stream_;
+};
+
+// Runs in the worker's context.
+template <class Step>
+Status each(std::vector<Fork>& forks, Step step) {
+  Status first;
+  for (size_t i = 0; i < forks.size(); ++i) {
+    const InContext in(forks[i].worker().device().context());
+    Status status = step(forks[i], i);
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+}  // namespace
+
+// Those that share a stream, or of which one is on the legacy stream, which waits for the others,
+// must not wait for each other: all but the first of a stream fork from it, before any is launched.
+Status launch_workers() {
+  if (waiting_workers.empty()) return {};
+  std::vector<std::shared_ptr<Worker>> workers;
+  workers.swap(waiting_workers);
+  std::vector<Fork> forks;
+  for (const auto& worker : workers) forks.emplace_back(*worker);
+  const bool several = workers.size() > 1;
+  Status first = each(forks, [&](Fork& fork, size_t i) {
+    const CUstream stream = fork.worker().stream();
+    const auto before = workers.begin() + static_cast<ptrdiff_t>(i);
+    const bool shared = std::any_of(workers.begin(), before,
+                                    [&](const auto& other) { return other->stream() == stream; });
+    return shared || (several && is_legacy(stream)) ? fork.begin() : Status();
+  });
+  if (first.ok()) first = each(forks, [](Fork& fork, size_t) { return fork.launch(); });
+  const Status joined = each(forks, [](Fork& fork, size_t) { return fork.join(); });
+  return first.ok() ? joined : first;
+}
+
+}  // namespace ringfold::cuda

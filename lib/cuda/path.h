@@ -1,0 +1,99 @@
+// Collectives on device memory, as a communicator sees them. Without CUDA in the build no memory is
+// device memory (path_none.cpp).
+//
+// Threads: any, unless said otherwise.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/engine/compute.h"
+#include "ringfold/schedule.h"
+#include "ringfold/status.h"
+#include "ringfold/types.h"
+
+namespace ringfold::cuda {
+
+class Device;
+
+// Whether only kernels should touch it: device or managed memory. Host memory, pinned or not, and
+// null are not.
+[[nodiscard]] bool is_device_memory(const void* pointer);
+
+// Gets the device of this thread's current context ready, if it has one, so that no call needs to
+// do it while something runs there. A failure comes again at the first call that needs the device.
+void prepare();
+
+// What one communicator keeps for its collectives on one device: the slots of those that run.
+class Path {
+ public:
+  // Operations of a communicator that have slots at once.
+  static constexpr int kAtOnce = 2;
+
+  explicit Path(Device& device) : device_(device) {}
+  ~Path();
+  Path(const Path&) = delete;
+  Path& operator=(const Path&) = delete;
+
+  // Sees to it that there are slots for operations with pieces of that size. By the caller.
+  Status reserve(size_t piece_bytes);
+  // An operation comes to be, in the order of the calls, and gets its turn.
+  uint64_t enter();
+  // Slots for the operation whose turn it is; null: not yet.
+  std::byte* take_slots(uint64_t turn);
+  void leave(uint64_t turn, std::byte* slots);
+
+  [[nodiscard]] Device& device() const { return device_; }
+
+ private:
+  struct Block {
+    std::byte* memory = nullptr;
+    size_t bytes = 0;
+    bool taken = false;
+  };
+
+  Device& device_;
+  std::mutex lock_;   // guards what follows
+  size_t bytes_ = 0;  // of a block
+  std::vector<Block> blocks_;
+  uint64_t entered_ = 0;
+  std::deque<uint64_t> waiting_;  // turns without slots, in order
+};
+
+// What a call wants of the device.
+struct DeviceCall {
+  const Schedule* schedule = nullptr;
+  int position = 0;
+  const void* input = nullptr;
+  void* work = nullptr;
+  DType type = DType::f32;
+  Reduction reduction;
+  size_t piece = 0;  // elements
+  bool point_to_point = false;
+  Stream stream;
+};
+
+// Puts to[i] = from[i] * factor on the stream, rounded as premul_sum does.
+[[nodiscard]] Status enqueue_copy(const void* from, void* to, size_t count, DType type,
+                                  double factor, Stream stream);
+// Copies behind what is on both streams now, and before what comes after on either.
+[[nodiscard]] Status move(const void* from, Stream from_stream, void* to, Stream to_stream,
+                          size_t count, DType type);
+
+// The compute of an operation on device memory, behind what is on the stream now. Its worker is
+// launched by the next launch_workers() of this thread.
+[[nodiscard]] Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& call,
+                                                            std::shared_ptr<Path>& path);
+
+// What this thread's calls since the last time need can be launched. Before the operations are
+// handed over.
+[[nodiscard]] Status can_launch_workers();
+// Launches it; after the operations were handed to their engines, which may need to run meanwhile.
+[[nodiscard]] Status launch_workers();
+
+}  // namespace ringfold::cuda

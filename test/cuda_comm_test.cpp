@@ -1,0 +1,419 @@
+// Collectives on device memory, on the emulated driver: the same bits as on host memory, in stream
+// order, whatever the device is like.
+#include <array>
+#include <catch2/catch.hpp>
+#include <optional>
+
+#include "test/cuda_ranks.h"
+#include "test/elements.h"
+#include "test/skip.h"
+
+using namespace ringfold;
+using namespace ringfold::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct Shape {
+  DType type = DType::f32;
+  Reduction reduction;
+  size_t count = 0;
+  int root = 0;
+};
+
+// A collective, and how many elements of each buffer a rank has.
+struct Kind {
+  const char* name;
+  Work (*call)(Communicator& comm, const void* send, void* recv, const Shape& shape, Stream stream);
+  size_t (*sends)(size_t ranks, size_t count, bool root);
+  size_t (*receives)(size_t ranks, size_t count, bool root);
+};
+
+size_t one(size_t, size_t count, bool) {
+  return count;
+}
+size_t all(size_t ranks, size_t count, bool) {
+  return ranks * count;
+}
+size_t one_at_root(size_t, size_t count, bool root) {
+  return root ? count : 0;
+}
+size_t all_at_root(size_t ranks, size_t count, bool root) {
+  return root ? ranks * count : 0;
+}
+
+const std::vector<Kind> kKinds = {
+    {"all_reduce",
+     [](Communicator& c, const void* send, void* recv, const Shape& s, Stream stream) {
+       return c.all_reduce(send, recv, s.count, s.type, s.reduction, stream);
+     },
+     one, one},
+    {"reduce_scatter",
+     [](Communicator& c, const void* send, void* recv, const Shape& s, Stream stream) {
+       return c.reduce_scatter(send, recv, s.count, s.type, s.reduction, stream);
+     },
+     all, one},
+    {"all_gather",
+     [](Communicator& c, const void* send, void* recv, const Shape& s, Stream stream) {
+       return c.all_gather(send, recv, s.count, s.type, stream);
+     },
+     one, all},
+    {"broadcast",  // in place: `recv` holds the input
+     [](Communicator& c, const void*, void* recv, const Shape& s, Stream stream) {
+       return c.broadcast(recv, s.count, s.type, s.root, stream);
+     },
+     [](size_t, size_t, bool) { return size_t{0}; }, one},
+    {"reduce",
+     [](Communicator& c, const void* send, void* recv, const Shape& s, Stream stream) {
+       return c.reduce(send, recv, s.count, s.type, s.reduction, s.root, stream);
+     },
+     one, one_at_root},
+    {"all_to_all",
+     [](Communicator& c, const void* send, void* recv, const Shape& s, Stream stream) {
+       return c.all_to_all(send, recv, s.count, s.type, stream);
+     },
+     all, all},
+    {"gather",
+     [](Communicator& c, const void* send, void* recv, const Shape& s, Stream stream) {
+       return c.gather(send, recv, s.count, s.type, s.root, stream);
+     },
+     one, all_at_root},
+    {"scatter",
+     [](Communicator& c, const void* send, void* recv, const Shape& s, Stream stream) {
+       return c.scatter(send, recv, s.count, s.type, s.root, stream);
+     },
+     all_at_root, one},
+};
+
+// `count` hashed elements as bytes.
+std::vector<uint8_t> elements(DType type, size_t count, uint64_t seed) {
+  std::vector<uint8_t> bytes(count * size_of(type));
+  fill_hashed(type, bytes.data(), count, seed);
+  return bytes;
+}
+
+void* or_null(std::vector<uint8_t>& bytes) {
+  return bytes.empty() ? nullptr : bytes.data();
+}
+void* or_null(const Memory& memory, size_t bytes) {
+  return bytes == 0 ? nullptr : memory.get();
+}
+
+// The same call on host memory and on the device: the results are the same bytes.
+void check_like_host(const CudaRank& me, const Kind& kind, const Shape& shape, size_t phase = 0,
+                     bool managed = false) {
+  const bool root = me.comm.rank() == shape.root;
+  auto send = elements(shape.type, kind.sends(me.size(), shape.count, root), me.rank() + 1);
+  auto recv = elements(shape.type, kind.receives(me.size(), shape.count, root), me.rank() + 100);
+  const Memory device_send(me.world, send.size() + 1, phase, managed);
+  const Memory device_recv(me.world, recv.size() + 1, phase, managed);
+  device_send.set(me.stream, send);
+  device_recv.set(me.stream, recv);
+  const std::string what = fmt::format("{} {} {} of {}", kind.name, name(shape.type),
+                                       name(shape.reduction.op), shape.count);
+  Work work = kind.call(me.comm, or_null(device_send, send.size()),
+                        or_null(device_recv, recv.size()), shape, me.handle());
+  const auto got =
+      device_recv.get<uint8_t>(me.stream, recv.size());  // before the work is waited for
+  me.problems.ok(work.wait(), what);
+  me.problems.ok(kind.call(me.comm, or_null(send), or_null(recv), shape, {}).wait(), what);
+  me.problems.check(got == recv, what + ": other bytes than on the host");
+}
+
+Options with(Nanoseconds timeout, size_t piece = 0) {
+  Options options;
+  options.timeout = timeout;
+  options.piece_bytes = piece;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("every collective on device memory gives the bits it gives on host memory") {
+  const auto seed = static_cast<uint64_t>(GENERATE(range(1, 5)));
+  const int ranks = GENERATE(1, 2, 3, 4);
+  const CudaWorld world(roomy(seed));
+  const auto problems = run_cuda_ranks(world, ranks, with(20s, 4096), [](const CudaRank& me) {
+    for (const Kind& kind : kKinds) {
+      check_like_host(me, kind, {DType::f32, Op::sum, 0, 0});
+      check_like_host(me, kind, {DType::f32, Op::sum, 1, 0});
+      check_like_host(me, kind, {DType::bf16, Op::avg, 777, me.comm.size() - 1}, 2);
+      check_like_host(me, kind, {DType::i64, Op::max, 10'000, 0}, 8);
+    }
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("all types and operations are reduced on the device as on the host") {
+  const CudaWorld world(roomy());
+  const auto problems = run_cuda_ranks(world, 3, with(20s), [](const CudaRank& me) {
+    for (int type = 0; type < kDTypes; ++type)
+      for (int op = 0; op < kOps; ++op) {
+        const double factor = 0.5 + static_cast<double>(me.rank());
+        const Shape shape{static_cast<DType>(type), {static_cast<Op>(op), factor}, 500, 0};
+        check_like_host(me, kKinds[0], shape);
+        check_like_host(me, kKinds[1], shape);
+      }
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("long messages are cut into pieces and divided among lanes") {
+  const CudaWorld world(roomy());
+  const auto problems = run_cuda_ranks(world, 2, with(20s, 256 << 10), [](const CudaRank& me) {
+    for (const Kind& kind : kKinds) check_like_host(me, kind, {DType::f32, Op::sum, 400'001, 1}, 4);
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("managed memory is device memory; memory that kernels cannot use is refused") {
+  const CudaWorld world(roomy());
+  const auto problems = run_cuda_ranks(world, 2, with(20s), [](const CudaRank& me) {
+    check_like_host(me, kKinds[0], {DType::f32, Op::sum, 1000, 0}, 0, true);
+    const Memory device(me.world, 64);
+    std::array<float, 16> host{};
+    const Status status =
+        me.comm.all_reduce(host.data(), device.get(), 16, DType::f32, Op::sum, me.handle()).wait();
+    me.problems.check(status.code() == Code::invalid_argument,
+                      "host and device memory in one call");
+    me.problems.check(status.message().find("pinned") != std::string::npos, status.message());
+    // Nothing was started: the ranks still agree.
+    check_like_host(me, kKinds[0], {DType::f32, Op::sum, 100, 0});
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("many calls in a row on one stream, none waited for") {
+  const auto seed = static_cast<uint64_t>(GENERATE(range(1, 4)));
+  const CudaWorld world(roomy(seed));
+  const auto problems = run_cuda_ranks(world, 3, with(20s), [](const CudaRank& me) {
+    constexpr size_t kCount = 5000;
+    const Memory memory(me.world, kCount * 4);
+    const std::vector<int32_t> ones(kCount, 1);
+    memory.set(me.stream, ones);
+    std::vector<Work> works;
+    for (int i = 0; i < 15; ++i)
+      works.push_back(
+          me.comm.all_reduce(memory.get(), memory.get(), kCount, DType::i32, Op::sum, me.handle()));
+    const auto result = memory.get<int32_t>(me.stream, kCount);
+    for (Work& work : works) me.problems.ok(work.wait(), "one of many");
+    me.problems.check(result == std::vector<int32_t>(kCount, 14348907), "3^15 expected");
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("one communicator on several streams") {
+  const CudaWorld world(roomy());
+  const auto problems = run_cuda_ranks(world, 2, with(20s), [](const CudaRank& me) {
+    constexpr size_t kCount = 3000;
+    std::vector<std::unique_ptr<CudaStream>> streams;
+    std::vector<std::unique_ptr<Memory>> memories;
+    std::vector<Work> works;
+    const std::vector<int32_t> ones(kCount, 1);
+    for (int i = 0; i < 6; ++i) {
+      streams.push_back(std::make_unique<CudaStream>(me.world));
+      memories.push_back(std::make_unique<Memory>(me.world, kCount * 4));
+    }
+    for (size_t i = 0; i < streams.size(); ++i) {
+      memories[i]->set(*streams[i], ones);
+      works.push_back(me.comm.all_reduce(memories[i]->get(), memories[i]->get(), kCount, DType::i32,
+                                         Op::sum, {streams[i]->get()}));
+    }
+    for (size_t i = 0; i < streams.size(); ++i)
+      me.problems.check(
+          memories[i]->get<int32_t>(*streams[i], kCount) == std::vector<int32_t>(kCount, 2),
+          "a stream of six");
+    for (Work& work : works) me.problems.ok(work.wait(), "a stream of six");
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("a device with room for one block and one queue is enough for one rank") {
+  if (real_driver()) return skip("of the emulated driver");
+  const std::string problems = run_ranks(2, 60s, [](const Rendezvous& where) {
+    // Each process has its own device.
+    EmulatedOptions options;
+    options.seed = static_cast<uint64_t>(where.rank) + 1;
+    options.hardware_queues = 1;
+    options.resident_blocks = 1;
+    const CudaWorld world(options);
+    auto comm = Communicator::create(where, with(20s, 64 << 10));
+    rank_ok(comm.status());
+    if (!comm.ok()) return 1;
+    const CudaStream stream(world);
+    Problems problems;
+    for (const Kind& kind : kKinds)
+      check_like_host({world, *comm, stream, problems}, kind, {DType::f32, Op::sum, 100'001, 1}, 4);
+    RANK_CHECK(problems.text() == "");
+    return 0;
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("ranks whose workers do not fit on their device together time out, and say so") {
+  if (real_driver()) return skip("of the emulated driver");
+  EmulatedOptions options = roomy();
+  options.resident_blocks = 1;
+  const CudaWorld world(options);
+  const auto problems = run_cuda_ranks(world, 2, with(500ms), [](const CudaRank& me) {
+    const Memory memory(me.world, 4000);
+    const Status status =
+        me.comm.all_reduce(memory.get(), memory.get(), 1000, DType::f32, Op::sum, me.handle())
+            .wait();
+    me.problems.check(status.code() == Code::timeout, status.to_string());
+    me.stream.wait();
+  });
+  CHECK(problems == "");
+}
+
+// ---- groups -----------------------------------------------------------------------------------
+
+TEST_CASE("a group of several types on several streams, the legacy one among them") {
+  // Processes: ranks in one would share the legacy stream, and wait for each other there.
+  const std::string problems = run_ranks(2, 60s, [](const Rendezvous& where) {
+    const CudaWorld world(roomy(static_cast<uint64_t>(where.rank) + 1));
+    auto comm = Communicator::create(where, with(20s));
+    rank_ok(comm.status());
+    if (!comm.ok()) return 1;
+    constexpr size_t kCount = 2000;
+    const CudaStream stream(world), other(world);
+    const Memory a(world, kCount * 4), b(world, kCount * 8), c(world, kCount * 4);
+    for (int round = 0; round < 5; ++round) {
+      a.set(stream, std::vector<int32_t>(kCount, 1));
+      b.set(stream, std::vector<int64_t>(kCount, 5));
+      c.set(other, std::vector<int32_t>(kCount, 7));
+      const Stream third = where.rank == 0 ? Stream{} : Stream{other.get()};
+      Group group;
+      comm->all_reduce(a.get(), a.get(), kCount, DType::i32, Op::sum, {stream.get()});
+      comm->all_reduce(b.get(), b.get(), kCount, DType::i64, Op::sum, {stream.get()});
+      comm->all_reduce(c.get(), c.get(), kCount, DType::i32, Op::max, third);
+      rank_ok(group.submit().wait());
+      RANK_CHECK(a.get<int32_t>(stream, kCount) == std::vector<int32_t>(kCount, 2));
+      RANK_CHECK(b.get<int64_t>(stream, kCount) == std::vector<int64_t>(kCount, 10));
+      RANK_CHECK(c.get<int32_t>(other, kCount) == std::vector<int32_t>(kCount, 7));
+    }
+    return 0;
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("several ranks in one thread, on one stream and on streams of their own") {
+  const bool shared = GENERATE(true, false);
+  const auto seed = static_cast<uint64_t>(GENERATE(1, 2, 3));
+  const CudaWorld world(roomy(seed));
+  constexpr int kRanks = 3;
+  constexpr size_t kCount = 4000;
+  std::array<Communicator, kRanks> comms;
+  {
+    const uint16_t port = free_port();
+    std::vector<Work> made;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Rendezvous where;
+      where.rank = rank;
+      where.size = kRanks;
+      where.coordinator = fmt::format("127.0.0.1:{}", port);
+      where.secret = "a secret";
+      made.push_back(Communicator::create(where, with(20s), &comms[static_cast<size_t>(rank)]));
+    }
+    for (Work& work : made) REQUIRE(work.wait().ok());
+  }
+  std::vector<std::unique_ptr<CudaStream>> streams;
+  std::vector<std::unique_ptr<Memory>> memories;
+  for (int i = 0; i < kRanks; ++i) {
+    streams.push_back(std::make_unique<CudaStream>(world));
+    memories.push_back(std::make_unique<Memory>(world, kCount * 4));
+  }
+  const std::vector<int32_t> ones(kCount, 1);
+  const auto stream_of = [&](size_t rank) -> const CudaStream& {
+    return *streams[shared ? 0 : rank];
+  };
+  const int before = real_driver() ? 0 : EmulatedDriver::launches();
+  for (int round = 0; round < 5; ++round) {
+    for (size_t i = 0; i < kRanks; ++i) memories[i]->set(stream_of(i), ones);
+    Group group;
+    for (size_t i = 0; i < kRanks; ++i)
+      comms[i].all_reduce(memories[i]->get(), memories[i]->get(), kCount, DType::i32, Op::sum,
+                          {stream_of(i).get()});
+    const Work all = group.submit();
+    for (size_t i = 0; i < kRanks; ++i)
+      CHECK(memories[i]->get<int32_t>(stream_of(i), kCount) ==
+            std::vector<int32_t>(kCount, kRanks));
+    CHECK(Work(all).wait().ok());
+  }
+  // One worker for each group and stream.
+  if (!real_driver()) CHECK(EmulatedDriver::launches() - before == 5 * (shared ? 1 : kRanks));
+}
+
+// ---- messages ---------------------------------------------------------------------------------
+
+TEST_CASE("messages between device buffers, and between device and host") {
+  const auto seed = static_cast<uint64_t>(GENERATE(1, 2, 3));
+  const CudaWorld world(roomy(seed));
+  const auto problems = run_cuda_ranks(world, 2, with(20s, 4096), [](const CudaRank& me) {
+    constexpr size_t kCount = 5000;
+    const int peer = 1 - me.comm.rank();
+    const Memory out(me.world, kCount * 4), in(me.world, kCount * 4);
+    std::vector<int32_t> numbers(kCount), host(kCount);
+    for (size_t i = 0; i < kCount; ++i) numbers[i] = static_cast<int32_t>(i * 10 + me.rank());
+    std::vector<int32_t> expected(kCount);
+    for (size_t i = 0; i < kCount; ++i)
+      expected[i] = static_cast<int32_t>(i * 10 + static_cast<size_t>(peer));
+    out.set(me.stream, numbers);
+    {
+      Group group;
+      for (int i = 0; i < 4; ++i) {  // more than run at once, both ways
+        me.comm.send(out.get(), kCount, DType::i32, peer, me.handle());
+        me.comm.recv(in.get(), kCount, DType::i32, peer, me.handle());
+      }
+      me.problems.ok(group.submit().wait(), "messages");
+    }
+    me.problems.check(in.get<int32_t>(me.stream, kCount) == expected, "device to device");
+    {
+      Group group;
+      me.comm.send(out.get(), kCount, DType::i32, peer, me.handle());
+      me.comm.recv(host.data(), kCount, DType::i32, peer);
+      me.problems.ok(group.submit().wait(), "messages to the host");
+    }
+    me.problems.check(host == expected, "device to host");
+    const Memory mine(me.world, kCount * 4);
+    const CudaStream other(me.world);
+    Group group;
+    me.comm.send(out.get(), kCount, DType::i32, me.comm.rank(), me.handle());
+    me.comm.recv(mine.get(), kCount, DType::i32, me.comm.rank(), {other.get()});
+    me.problems.ok(group.submit().wait(), "to myself");
+    me.problems.check(mine.get<int32_t>(other, kCount) == numbers, "to myself");
+  });
+  CHECK(problems == "");
+}
+
+// ---- several communicators --------------------------------------------------------------------
+
+TEST_CASE("two communicators on two streams in opposite order") {
+  const auto seed = static_cast<uint64_t>(GENERATE(range(1, 8)));
+  const CudaWorld world(roomy(seed));
+  const auto problems = run_cuda_ranks(world, 2, with(20s), [](const CudaRank& me) {
+    constexpr size_t kCount = 3000;
+    auto second = me.comm.split(0, 0);
+    me.problems.ok(second.status(), "split");
+    const CudaStream other(me.world);
+    const Memory a(me.world, kCount * 4), b(me.world, kCount * 4);
+    const std::vector<int32_t> ones(kCount, 1);
+    a.set(me.stream, ones);
+    b.set(other, ones);
+    Work x, y;
+    const auto on_first = [&] {
+      x = me.comm.all_reduce(a.get(), a.get(), kCount, DType::i32, Op::sum, me.handle());
+    };
+    const auto on_second = [&] {
+      y = second->all_reduce(b.get(), b.get(), kCount, DType::i32, Op::sum, {other.get()});
+    };
+    if (me.rank() == 0) on_first();
+    on_second();
+    if (me.rank() == 1) on_first();
+    me.problems.check(a.get<int32_t>(me.stream, kCount) == std::vector<int32_t>(kCount, 2), "a");
+    me.problems.check(b.get<int32_t>(other, kCount) == std::vector<int32_t>(kCount, 2), "b");
+    me.problems.ok(x.wait(), "first");
+    me.problems.ok(y.wait(), "second");
+  });
+  CHECK(problems == "");
+}

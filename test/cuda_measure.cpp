@@ -1,0 +1,218 @@
+// Measures what only a device can tell: kernels against a copy, the round trip of a worker's
+// command, and all-reduce by ranks that share one device. Prints one JSON object. For
+// tools/gpu_check.
+//
+//   cuda_measure [--emulated]    the emulated driver, with little work: to try the program itself
+#include <dlfcn.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "lib/cuda/worker.h"
+#include "ringfold/communicator.h"
+#include "ringfold/model.h"
+#include "test/cuda_test_driver.h"
+#include "test/emulated_driver/emulated_driver.h"
+
+using namespace ringfold;
+using namespace ringfold::cuda;
+using nlohmann::json;
+
+namespace {
+
+[[noreturn]] void give_up(const std::string& what) {
+  fmt::print(stderr, "cuda_measure: {}\n", what);
+  std::exit(1);
+}
+
+void need(CUresult result, const char* what) {
+  if (Status status = check(result, what); !status.ok()) give_up(status.to_string());
+}
+void need(const Status& status) {
+  if (!status.ok()) give_up(status.to_string());
+}
+
+void* in_library(const char* name) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  return library == nullptr ? nullptr : dlsym(library, name);
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Machine {
+  test::TestDriver driver{};
+  CUcontext context = nullptr;
+  bool emulated = false;
+
+  CUstream stream() const {
+    CUstream stream = nullptr;
+    need(call().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "stream");
+    return stream;
+  }
+  CUdeviceptr memory(size_t bytes) const {
+    CUdeviceptr memory = 0;
+    need(driver.cuMemAlloc(&memory, bytes), "device memory");
+    need(driver.cuMemsetD8Async(memory, 0, bytes, nullptr), "clearing");
+    need(driver.cuStreamSynchronize(nullptr), "clearing");
+    return memory;
+  }
+};
+
+// Seconds of one of `repeats` runs on the stream, after one to warm up.
+template <class Run>
+double seconds_each(const Machine& machine, CUstream stream, int repeats, const Run& run) {
+  run();
+  need(machine.driver.cuStreamSynchronize(stream), "warm-up");
+  const double begin = now();
+  for (int i = 0; i < repeats; ++i) run();
+  need(machine.driver.cuStreamSynchronize(stream), "measuring");
+  return (now() - begin) / repeats;
+}
+
+// Bytes a second of each kernel, and of a copy on the device that moves as many.
+json measure_kernels(const Machine& machine, Device& device) {
+  const size_t bytes = machine.emulated ? size_t{1} << 16 : size_t{256} << 20;
+  const int repeats = machine.emulated ? 1 : 20;
+  const CUdeviceptr a = machine.memory(bytes), b = machine.memory(bytes),
+                    out = machine.memory(bytes);
+  const CUstream stream = machine.stream();
+  const double copy = 2 * static_cast<double>(bytes) / seconds_each(machine, stream, repeats, [&] {
+                        need(machine.driver.cuMemcpyDtoDAsync(out, a, bytes, stream), "copy");
+                      });
+  json result = {{"copy_bytes_per_second", copy}, {"bytes", bytes}};
+  for (int type = 0; type < kDTypes; ++type) {
+    Command command;
+    command.dtype = static_cast<DType>(type);
+    command.a = reinterpret_cast<const void*>(a);
+    command.b = reinterpret_cast<const void*>(b);
+    command.out = reinterpret_cast<void*>(out);
+    command.count = bytes / size_of(command.dtype);
+    void* parameters[] = {&command};
+    const unsigned blocks = machine.emulated ? 2 : 1056;
+    const double seconds = seconds_each(machine, stream, repeats, [&] {
+      need(call().cuLaunchKernel(device.reduce(command.dtype), blocks, 1, 1, kWorkerThreads, 1, 1,
+                                 0, stream, parameters, nullptr),
+           "launch");
+    });
+    const double rate = 3 * static_cast<double>(bytes) / seconds;
+    result["sum"][std::string(name(command.dtype))] = {{"bytes_per_second", rate},
+                                                       {"of_copy", rate / copy}};
+  }
+  for (const CUdeviceptr memory : {a, b, out}) need(machine.driver.cuMemFree(memory), "free");
+  need(machine.driver.cuStreamDestroy(stream), "stream");
+  return result;
+}
+
+// From posting a command of one element to seeing that it is done.
+json measure_round_trip(const Machine& machine, Device& device) {
+  const CUdeviceptr memory = machine.memory(64);
+  const CUstream stream = machine.stream();
+  std::vector<double> seconds(machine.emulated ? 20 : 10'000);
+  {
+    Worker worker(device, stream);
+    if (!worker.serve(true, DType::f32, 4)) give_up("serve");
+    need(worker.launch(stream));
+    while (!worker.begun()) std::this_thread::yield();
+    Command command;
+    command.a = command.b = reinterpret_cast<const void*>(memory);
+    command.out = reinterpret_cast<void*>(memory + 32);
+    command.count = 1;
+    for (double& each : seconds) {
+      Ticket ticket;
+      const double begin = now();
+      if (!worker.post(command, &ticket)) give_up("post");
+      while (!worker.done(ticket)) {
+      }
+      each = now() - begin;
+    }
+    worker.release();
+  }
+  need(machine.driver.cuStreamSynchronize(stream), "worker");
+  need(machine.driver.cuMemFree(memory), "free");
+  need(machine.driver.cuStreamDestroy(stream), "stream");
+  std::ranges::sort(seconds);
+  return {{"median_seconds", seconds[seconds.size() / 2]},
+          {"p99_seconds", seconds[seconds.size() * 99 / 100]}};
+}
+
+// All-reduce of f32 by ranks that are threads of this process on one device.
+json measure_ranks(const Machine& machine, int ranks) {
+  const size_t largest = machine.emulated ? size_t{64} << 10 : size_t{64} << 20;
+  const int repeats = machine.emulated ? 2 : 20;
+  std::vector<CUdeviceptr> memories;
+  for (int rank = 0; rank < ranks; ++rank) memories.push_back(machine.memory(largest));
+  json rows = json::array();
+  const auto id = Rendezvous::unique_id();
+  need(id.status());
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      need(machine.driver.cuCtxSetCurrent(machine.context), "context");
+      auto comm = Communicator::create(*Rendezvous::from_id(*id, rank, ranks));
+      need(comm.status());
+      const CUstream stream = machine.stream();
+      void* const memory = reinterpret_cast<void*>(memories[static_cast<size_t>(rank)]);
+      for (size_t bytes = 1024; bytes <= largest; bytes *= 4) {
+        const double seconds = seconds_each(machine, stream, repeats, [&] {
+          need(comm->all_reduce(memory, memory, bytes / 4, DType::f32, Op::sum, {stream}).wait());
+        });
+        if (rank == 0)
+          rows.push_back({{"bytes", bytes},
+                          {"seconds", seconds},
+                          {"bus_bytes_per_second", static_cast<double>(bytes) / seconds *
+                                                       bus_factor(Collective::all_reduce, ranks)}});
+      }
+      need(comm->barrier().wait());
+      need(machine.driver.cuStreamSynchronize(stream), "stream");
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const CUdeviceptr memory : memories) need(machine.driver.cuMemFree(memory), "free");
+  return rows;
+}
+
+json measure(Machine& machine, FindFunction find) {
+  machine.driver = test::test_driver(find);
+  need(driver().status());
+  need(machine.driver.cuInit(0), "cuInit");
+  CUdevice device_number = 0;
+  need(machine.driver.cuDeviceGet(&device_number, 0), "device 0");
+  std::array<char, 256> name{};
+  need(machine.driver.cuDeviceGetName(name.data(), name.size(), device_number), "its name");
+  need(machine.driver.cuDevicePrimaryCtxRetain(&machine.context, device_number), "its context");
+  need(machine.driver.cuCtxSetCurrent(machine.context), "its context");
+  const auto device = Device::of(machine.context);
+  need(device.status());
+  json result = {{"device", name.data()},
+                 {"emulated", machine.emulated},
+                 {"kernels", measure_kernels(machine, **device)},
+                 {"command_round_trip", measure_round_trip(machine, **device)}};
+  for (const int ranks : {1, 2, 4})
+    result["all_reduce_one_device"][std::to_string(ranks)] = measure_ranks(machine, ranks);
+  need(machine.driver.cuCtxSetCurrent(nullptr), "its context");
+  return result;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Machine machine;
+  machine.emulated = argc == 2 && std::strcmp(argv[1], "--emulated") == 0;
+  if (argc > 2 || (argc == 2 && !machine.emulated)) give_up("usage: cuda_measure [--emulated]");
+  if (!machine.emulated) {
+    need(driver().status());
+    fmt::print("{}\n", measure(machine, in_library).dump(2));
+    return 0;
+  }
+  test::EmulatedOptions options;
+  options.hardware_queues = 8;
+  options.resident_blocks = 64;
+  const test::EmulatedDriver emulated(options);
+  fmt::print("{}\n", measure(machine, test::emulated_function).dump(2));
+}

@@ -1,0 +1,430 @@
+// The driver's functions, as thin as they can be over memory, streams and kernels.
+#include <cstring>
+
+#include "test/emulated_driver/state.h"
+
+namespace ringfold::test::emulated {
+namespace {
+
+// ---- contexts ---------------------------------------------------------------------------------
+
+bool initialized = false;
+char the_context;
+thread_local std::vector<CUcontext> contexts;  // of this thread, the current one last
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+CUcontext context() {
+  return reinterpret_cast<CUcontext>(&the_context);
+}
+
+CUcontext current() {
+  return contexts.empty() ? nullptr : contexts.back();
+}
+
+CUresult need_context() {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  return current() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+
+CUresult init(unsigned) {
+  initialized = true;
+  return CUDA_SUCCESS;
+}
+
+CUresult driver_get_version(int* version) {
+  *version = state().options.version;
+  return CUDA_SUCCESS;
+}
+
+CUresult get_error_string(CUresult error, const char** text) {
+  switch (error) {
+    case CUDA_ERROR_OUT_OF_MEMORY:
+      *text = "out of memory";
+      return CUDA_SUCCESS;
+    case CUDA_ERROR_NOT_INITIALIZED:
+      *text = "initialization error";
+      return CUDA_SUCCESS;
+    case CUDA_ERROR_INVALID_CONTEXT:
+      *text = "invalid device context";
+      return CUDA_SUCCESS;
+    default:
+      *text = "emulated error";
+      return CUDA_SUCCESS;
+  }
+}
+
+CUresult device_get(CUdevice* device, int ordinal) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
+  *device = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult device_get_name(char* name, int length, CUdevice) {
+  std::snprintf(name, static_cast<size_t>(length), "emulated");
+  return CUDA_SUCCESS;
+}
+
+CUresult primary_ctx_retain(CUcontext* c, CUdevice) {
+  *c = context();
+  return CUDA_SUCCESS;
+}
+
+CUresult primary_ctx_release(CUdevice) {
+  return CUDA_SUCCESS;
+}
+
+CUresult ctx_set_current(CUcontext c) {
+  if (!contexts.empty()) contexts.pop_back();
+  if (c != nullptr) contexts.push_back(c);
+  return CUDA_SUCCESS;
+}
+
+CUresult ctx_push_current(CUcontext c) {
+  if (c != context()) return CUDA_ERROR_INVALID_CONTEXT;
+  contexts.push_back(c);
+  return CUDA_SUCCESS;
+}
+
+CUresult ctx_pop_current(CUcontext* c) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (c != nullptr) *c = contexts.back();
+  contexts.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult ctx_get_current(CUcontext* c) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  *c = current();
+  return CUDA_SUCCESS;
+}
+
+// ---- memory -----------------------------------------------------------------------------------
+
+// Allocations and releases may wait for the device; here they always do. A capture forbids them.
+CUresult before_allocation() {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  if (in_user_object) misuse("a driver call from the destructor of a user object");
+  State& s = state();
+  {
+    const std::lock_guard guard(s.lock);
+    for (const auto& stream : s.streams)
+      if (stream->capture && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  wait_for_all();
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_alloc(CUdeviceptr* pointer, size_t bytes) {
+  if (const CUresult r = before_allocation(); r != CUDA_SUCCESS) return r;
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  *pointer = reinterpret_cast<CUdeviceptr>(allocate(Kind::device, bytes));
+  return *pointer == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult mem_alloc_managed(CUdeviceptr* pointer, size_t bytes, unsigned) {
+  if (const CUresult r = before_allocation(); r != CUDA_SUCCESS) return r;
+  *pointer = reinterpret_cast<CUdeviceptr>(allocate(Kind::managed, bytes));
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_free(CUdeviceptr pointer) {
+  if (const CUresult r = before_allocation(); r != CUDA_SUCCESS) return r;
+  return release(pointer, Kind::device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult mem_host_alloc(void** pointer, size_t bytes, unsigned) {
+  if (const CUresult r = before_allocation(); r != CUDA_SUCCESS) return r;
+  *pointer = allocate(Kind::pinned, bytes);
+  return *pointer == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult mem_free_host(void* pointer) {
+  if (const CUresult r = before_allocation(); r != CUDA_SUCCESS) return r;
+  return release(reinterpret_cast<CUdeviceptr>(pointer), Kind::pinned) ? CUDA_SUCCESS
+                                                                       : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult pointer_get_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  const Found found = find(pointer);
+  if (found.kind == Kind::none) return CUDA_ERROR_INVALID_VALUE;
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+    *static_cast<CUmemorytype*>(data) =
+        found.kind == Kind::pinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  } else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) {
+    *static_cast<CUcontext*>(data) = context();
+  } else if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED) {
+    *static_cast<unsigned*>(data) = found.kind == Kind::managed ? 1 : 0;
+  } else {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult copy(void* to, const void* from, size_t bytes, CUstream stream) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  return put(stream, [=] { std::memcpy(reach(to), reach(from), bytes); });
+}
+
+// What is not pinned has been read when the call returns.
+CUresult copy_to_device(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  if (find(reinterpret_cast<CUdeviceptr>(from)).kind != Kind::none)
+    return copy(reinterpret_cast<void*>(to), from, bytes, stream);
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  const auto* const begin = static_cast<const std::byte*>(from);
+  return put(stream, [to, read = std::vector<std::byte>(begin, begin + bytes)] {
+    std::memcpy(reach(reinterpret_cast<void*>(to)), read.data(), read.size());
+  });
+}
+
+CUresult copy_to_host(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy(to, reinterpret_cast<const void*>(from), bytes, stream);
+}
+
+CUresult copy_on_device(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes, stream);
+}
+
+CUresult set_bytes(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  return put(stream, [=] { std::memset(reach(reinterpret_cast<void*>(to)), value, bytes); });
+}
+
+// ---- modules and launches ---------------------------------------------------------------------
+
+CUresult module_load_data(CUmodule* module, const void* image) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  constexpr uint32_t kFatBinary = 0xba55ed50;
+  if (*static_cast<const uint32_t*>(image) != kFatBinary) return CUDA_ERROR_INVALID_IMAGE;
+  *module = reinterpret_cast<CUmodule>(&the_context);
+  return CUDA_SUCCESS;
+}
+
+CUresult module_get_function(CUfunction* function, CUmodule, const char* name) {
+  Kernel* const kernel = find_kernel(name);
+  *function = reinterpret_cast<CUfunction>(kernel);
+  return kernel == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+
+CUresult func_load(CUfunction function) {
+  wait_for_all();
+  const std::lock_guard guard(state().lock);
+  loaded(*reinterpret_cast<Kernel*>(function)) = true;
+  return CUDA_SUCCESS;
+}
+
+CUresult launch_kernel(CUfunction function, unsigned blocks, unsigned, unsigned, unsigned threads,
+                       unsigned, unsigned, unsigned, CUstream stream, void** parameters, void**) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  if (blocks == 0 || threads == 0 || threads > 1024) return CUDA_ERROR_INVALID_VALUE;
+  Kernel& kernel = *reinterpret_cast<Kernel*>(function);
+  bool first = false;
+  {
+    const std::lock_guard guard(state().lock);
+    first = !loaded(kernel);
+    loaded(kernel) = true;
+  }
+  if (first) wait_for_all();
+  const auto* const bytes = static_cast<const std::byte*>(parameters[0]);
+  std::vector<std::byte> values(bytes, bytes + parameter_bytes(kernel));
+  return put(
+      stream, [&kernel, values, blocks, threads] { run_kernel(kernel, values, blocks, threads); },
+      true);
+}
+
+CUresult launch_host_func(CUstream stream, CUhostFn f, void* data) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  return put(stream, [=] { f(data); });
+}
+
+// ---- streams and events -----------------------------------------------------------------------
+
+CUresult stream_create(CUstream* stream, unsigned flags) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  *stream = reinterpret_cast<CUstream>(&add_stream((flags & CU_STREAM_NON_BLOCKING) == 0));
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_destroy(CUstream stream) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  wait_for(stream_of(stream));
+  end_stream(stream_of(stream));
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_synchronize(CUstream stream) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  if (stream_of(stream).capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  wait_for(stream_of(stream));
+  return CUDA_SUCCESS;
+}
+
+CUresult ctx_synchronize() {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  wait_for_all();
+  return CUDA_SUCCESS;
+}
+
+CUresult event_create(CUevent* event, unsigned) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  *event = reinterpret_cast<CUevent>(new Event);
+  return CUDA_SUCCESS;
+}
+
+CUresult event_destroy(CUevent event) {
+  delete reinterpret_cast<Event*>(event);
+  return CUDA_SUCCESS;
+}
+
+CUresult event_record(CUevent event, CUstream stream) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  record(*reinterpret_cast<Event*>(event), stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_wait_event(CUstream stream, CUevent event, unsigned) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  return wait_event(stream, *reinterpret_cast<Event*>(event));
+}
+
+// ---- capture and graphs -----------------------------------------------------------------------
+
+CUresult stream_begin_capture(CUstream stream, CUstreamCaptureMode) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  return begin_capture(stream);
+}
+
+CUresult stream_end_capture(CUstream stream, CUgraph* graph) {
+  return end_capture(stream, reinterpret_cast<Graph**>(graph));
+}
+
+CUresult stream_get_capture_info(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                 CUgraph* graph, const CUgraphNode** dependencies,
+                                 const CUgraphEdgeData** edges, size_t* count) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  if (dependencies != nullptr || edges != nullptr || count != nullptr)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  const auto capture = stream_of(stream).capture;
+  *status = capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  if (capture && id != nullptr) *id = capture->id;
+  if (capture && graph != nullptr) *graph = reinterpret_cast<CUgraph>(capture->graph);
+  return CUDA_SUCCESS;
+}
+
+CUresult exchange_capture_mode(CUstreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return CUDA_SUCCESS;
+}
+
+// An instantiated graph is the graph itself, with one reference more.
+CUresult graph_instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long) {
+  const std::lock_guard guard(state().lock);
+  ++reinterpret_cast<Graph*>(graph)->references;
+  *exec = reinterpret_cast<CUgraphExec>(graph);
+  return CUDA_SUCCESS;
+}
+
+CUresult graph_launch(CUgraphExec exec, CUstream stream) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  return launch_graph(*reinterpret_cast<Graph*>(exec), stream);
+}
+
+CUresult graph_destroy(CUgraph graph) {
+  release(reinterpret_cast<Graph*>(graph));
+  return CUDA_SUCCESS;
+}
+
+CUresult graph_exec_destroy(CUgraphExec exec) {
+  wait_for_all();
+  release(reinterpret_cast<Graph*>(exec));
+  return CUDA_SUCCESS;
+}
+
+CUresult user_object_create(CUuserObject* object, void* data, CUhostFn destroy, unsigned references,
+                            unsigned) {
+  const std::lock_guard guard(state().lock);
+  *object =
+      reinterpret_cast<CUuserObject>(new UserObject{destroy, data, static_cast<int>(references)});
+  ++state().user_objects;
+  return CUDA_SUCCESS;
+}
+
+CUresult graph_retain_user_object(CUgraph graph, CUuserObject object, unsigned count,
+                                  unsigned flags) {
+  const std::lock_guard guard(state().lock);
+  auto* const known = reinterpret_cast<UserObject*>(object);
+  if (count != 1 || flags != CU_GRAPH_USER_OBJECT_MOVE) return CUDA_ERROR_NOT_SUPPORTED;
+  reinterpret_cast<Graph*>(graph)->objects.push_back(known);  // takes over the caller's reference
+  return CUDA_SUCCESS;
+}
+
+// ---- by name ----------------------------------------------------------------------------------
+
+#define RINGFOLD_TEXT(name) #name
+#define RINGFOLD_ENTRY(name, function) \
+  { RINGFOLD_TEXT(name), reinterpret_cast<void*>(static_cast<decltype(&::name)>(function)) }
+
+const std::map<std::string, void*>& functions() {
+  static const std::map<std::string, void*> kFunctions = {
+      RINGFOLD_ENTRY(cuCtxGetCurrent, ctx_get_current),
+      RINGFOLD_ENTRY(cuCtxPopCurrent, ctx_pop_current),
+      RINGFOLD_ENTRY(cuCtxPushCurrent, ctx_push_current),
+      RINGFOLD_ENTRY(cuCtxSetCurrent, ctx_set_current),
+      RINGFOLD_ENTRY(cuCtxSynchronize, ctx_synchronize),
+      RINGFOLD_ENTRY(cuDeviceGet, device_get),
+      RINGFOLD_ENTRY(cuDeviceGetName, device_get_name),
+      RINGFOLD_ENTRY(cuDevicePrimaryCtxRelease, primary_ctx_release),
+      RINGFOLD_ENTRY(cuDevicePrimaryCtxRetain, primary_ctx_retain),
+      RINGFOLD_ENTRY(cuDriverGetVersion, driver_get_version),
+      RINGFOLD_ENTRY(cuEventCreate, event_create),
+      RINGFOLD_ENTRY(cuEventDestroy, event_destroy),
+      RINGFOLD_ENTRY(cuEventRecord, event_record),
+      RINGFOLD_ENTRY(cuFuncLoad, func_load),
+      RINGFOLD_ENTRY(cuGetErrorString, get_error_string),
+      RINGFOLD_ENTRY(cuGraphDestroy, graph_destroy),
+      RINGFOLD_ENTRY(cuGraphExecDestroy, graph_exec_destroy),
+      RINGFOLD_ENTRY(cuGraphInstantiate, graph_instantiate),
+      RINGFOLD_ENTRY(cuGraphLaunch, graph_launch),
+      RINGFOLD_ENTRY(cuGraphRetainUserObject, graph_retain_user_object),
+      RINGFOLD_ENTRY(cuInit, init),
+      RINGFOLD_ENTRY(cuLaunchHostFunc, launch_host_func),
+      RINGFOLD_ENTRY(cuLaunchKernel, launch_kernel),
+      RINGFOLD_ENTRY(cuMemAlloc, mem_alloc),
+      RINGFOLD_ENTRY(cuMemAllocManaged, mem_alloc_managed),
+      RINGFOLD_ENTRY(cuMemFree, mem_free),
+      RINGFOLD_ENTRY(cuMemFreeHost, mem_free_host),
+      RINGFOLD_ENTRY(cuMemHostAlloc, mem_host_alloc),
+      RINGFOLD_ENTRY(cuMemcpyDtoDAsync, copy_on_device),
+      RINGFOLD_ENTRY(cuMemcpyDtoHAsync, copy_to_host),
+      RINGFOLD_ENTRY(cuMemcpyHtoDAsync, copy_to_device),
+      RINGFOLD_ENTRY(cuMemsetD8Async, set_bytes),
+      RINGFOLD_ENTRY(cuModuleGetFunction, module_get_function),
+      RINGFOLD_ENTRY(cuModuleLoadData, module_load_data),
+      RINGFOLD_ENTRY(cuPointerGetAttribute, pointer_get_attribute),
+      RINGFOLD_ENTRY(cuStreamBeginCapture, stream_begin_capture),
+      RINGFOLD_ENTRY(cuStreamCreate, stream_create),
+      RINGFOLD_ENTRY(cuStreamDestroy, stream_destroy),
+      RINGFOLD_ENTRY(cuStreamEndCapture, stream_end_capture),
+      RINGFOLD_ENTRY(cuStreamGetCaptureInfo, stream_get_capture_info),
+      RINGFOLD_ENTRY(cuStreamSynchronize, stream_synchronize),
+      RINGFOLD_ENTRY(cuStreamWaitEvent, stream_wait_event),
+      RINGFOLD_ENTRY(cuThreadExchangeStreamCaptureMode, exchange_capture_mode),
+      RINGFOLD_ENTRY(cuUserObjectCreate, user_object_create),
+  };
+  return kFunctions;
+}
+
+}  // namespace
+}  // namespace ringfold::test::emulated
+
+namespace ringfold::test {
+
+void* emulated_function(const char* name) {
+  const auto& known = emulated::functions();
+  const auto found = known.find(name);
+  return found == known.end() ? nullptr : found->second;
+}
+
+}  // namespace ringfold::test
