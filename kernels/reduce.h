@@ -79,8 +79,8 @@ void scale_reference(DType dtype, const void* in, void* out, size_t count, doubl
 std::span<const std::string_view> reduce_targets();
 bool force_reduce_target(std::string_view name);
 
-// As memcpy, by vectors whatever the size: the C library turns to string instructions, which are slow
-// to take lines from another core's cache.
+// As memcpy, by vectors whatever the size: the C library turns to string instructions, which are
+// slow to take lines from another core's cache.
 void copy_host(void* out, const void* in, size_t bytes);
 
 // Copies without filling the caches (streaming stores) where that helps; bit-exact like memcpy.

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "lib/base/auth.h"
+#include "lib/base/cores.h"
 #include "lib/base/net.h"
 #include "lib/base/wire.h"
 #include "test/environment.h"
@@ -343,4 +344,26 @@ TEST_CASE("the proof covers what the joiner claims") {
   CHECK_FALSE(coordinator.proves(*joiner.answer(*challenge)));
   CHECK_FALSE(coordinator.challenge("GET / HTTP/1.1").ok());
   CHECK_FALSE(joiner.answer("HTTP/1.1 400").ok());
+}
+
+TEST_CASE("cores travel as text, and nothing else is taken for them") {
+  for (const Cores& cores : {Cores{{0, 1, 17}, std::nullopt}, Cores{{5}, 2.5}, Cores{}}) {
+    const auto back = Cores::decode(cores.encode());
+    REQUIRE(back.has_value());
+    CHECK(back->allowed == cores.allowed);
+    CHECK(back->granted == cores.granted);
+  }
+  for (const char* text : {"", "all", "x:0", "-1:0", "all:-3", "all:0;1", "all:a", "nan:0"})
+    CHECK(!Cores::decode(text).has_value());
+  CHECK(!allowed_cores().empty());
+}
+
+TEST_CASE("ranks are crowded when they find no core each, by mask or by quota") {
+  const Cores both{{0, 1}, std::nullopt}, first{{0}, std::nullopt}, second{{1}, std::nullopt};
+  CHECK(!crowded({both, both}));
+  CHECK(!crowded({first, second}));  // bound to one core each
+  CHECK(crowded({first, first}));
+  CHECK(crowded({both, both, both}));
+  CHECK(crowded({Cores{{0, 1}, 1.5}, both}));
+  CHECK(!crowded({Cores{{0, 1}, 2.0}, both}));
 }

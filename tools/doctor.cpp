@@ -5,9 +5,11 @@
 #include <memory>
 
 #include "lib/base/base.h"
+#include "lib/region/segment.h"
 #include "ringfold_config.h"
 #include "tools/command.h"
 #include "tools/probes.h"
+#include "tools/units.h"
 
 namespace ringfold::tools {
 namespace {
@@ -60,6 +62,11 @@ Json choices(const Json& found) {
       : shm ? "shared memory (/dev/shm; memfd: " + found["memory"]["memfd"].get<std::string>() + ")"
       : ucx ? "UCX (no shared memory)"
             : "nothing: neither shared memory nor UCX";
+  j["shared region"] = memfd ? fmt::format("{} of 2 ranks, {} of 4, {} of 8, for each communicator",
+                                           show_size(region::Segment::bytes_for(2)),
+                                           show_size(region::Segment::bytes_for(4)),
+                                           show_size(region::Segment::bytes_for(8)))
+                             : "none: memfd does not work";
   j["other hosts"] = ucx ? "UCX" : "nothing: UCX is not there";
   return j;
 }
