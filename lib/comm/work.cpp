@@ -184,10 +184,12 @@ void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
 
 void run_or_group(std::shared_ptr<Communicator::Impl> communicator,
                   std::shared_ptr<Work::State> state, std::function<void()> run) {
-  if (group.depth == 0)
-    run();
-  else
+  if (group.depth != 0) {
     group.held.push_back({std::move(communicator), nullptr, std::move(state), std::move(run)});
+    return;
+  }
+  run();
+  if (Status status = cuda::launch_workers(); !status.ok()) communicator->fail(status);
 }
 
 namespace {

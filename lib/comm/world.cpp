@@ -310,7 +310,7 @@ bool World::usable() const {
 uint32_t World::new_id() {
   const uint64_t id =
       1 + ids_given_.fetch_add(1) * static_cast<uint64_t>(size()) + static_cast<uint64_t>(rank_);
-  return id < kPointToPoint ? static_cast<uint32_t>(id) : 0;
+  return id < kCapturedChannel ? static_cast<uint32_t>(id) : 0;
 }
 
 World::~World() {

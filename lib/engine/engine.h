@@ -36,9 +36,15 @@ struct Description {
   [[nodiscard]] std::string text() const;
 };
 
+// The channel of an operation that was captured in a graph has this bit in its id.
+inline constexpr uint32_t kCapturedChannel = 1u << 30;
+
 // A communicator as the engine sees it.
 struct Channel {
+  static constexpr uint32_t kAlone = ~0u;
+
   uint32_t id = 0;                     // of its messages; | kPointToPoint for point to point
+  uint32_t family = kAlone;            // channels of one communicator fail together
   int rank = 0;                        // mine
   std::vector<Transport*> transports;  // by rank; null for myself
   std::vector<Peer> peers;             // by rank
