@@ -69,7 +69,7 @@ TEST_CASE("a communicator may be given up before the group that holds its calls 
           // Between ranks it ends as any communicator that is given up too early.
           // Or it is over already, where the others showed what they had to.
           const Code ended = sum.wait().code();
-          RANK_CHECK(ended == Code::ok || (where.size > 1 && ended == Code::aborted));
+          RANK_CHECK((ended == Code::ok || (where.size > 1 && ended == Code::aborted)));
           if (ended == Code::ok) RANK_CHECK(y == std::vector<float>(1000, where.size));
           rank_ok(self.wait());
           RANK_CHECK(copy == mine);

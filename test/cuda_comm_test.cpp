@@ -278,19 +278,39 @@ TEST_CASE("a group of several types on several streams, the legacy one among the
     constexpr size_t kCount = 2000;
     const CudaStream stream(world), other(world);
     const Memory a(world, kCount * 4), b(world, kCount * 8), c(world, kCount * 4);
+    auto second = comm->split(0, 0);
+    rank_ok(second.status());
     for (int round = 0; round < 5; ++round) {
       a.set(stream, std::vector<int32_t>(kCount, 1));
       b.set(stream, std::vector<int64_t>(kCount, 5));
       c.set(other, std::vector<int32_t>(kCount, 7));
       const Stream third = where.rank == 0 ? Stream{} : Stream{other.get()};
       Group group;
-      comm->all_reduce(a.get(), a.get(), kCount, DType::i32, Op::sum, {stream.get()});
-      comm->all_reduce(b.get(), b.get(), kCount, DType::i64, Op::sum, {stream.get()});
+      // The communicators in opposite order on each rank: their workers must not wait for each
+      // other.
+      const auto on_first = [&] {
+        comm->all_reduce(a.get(), a.get(), kCount, DType::i32, Op::sum, {stream.get()});
+      };
+      if (where.rank == 0) on_first();
+      second->all_reduce(b.get(), b.get(), kCount, DType::i64, Op::sum, {stream.get()});
+      if (where.rank == 1) on_first();
       comm->all_reduce(c.get(), c.get(), kCount, DType::i32, Op::max, third);
       rank_ok(group.submit().wait());
       RANK_CHECK(a.get<int32_t>(stream, kCount) == std::vector<int32_t>(kCount, 2));
       RANK_CHECK(b.get<int64_t>(stream, kCount) == std::vector<int64_t>(kCount, 10));
       RANK_CHECK(c.get<int32_t>(other, kCount) == std::vector<int32_t>(kCount, 7));
+      // What the legacy stream of each rank begins with, the other rank has behind it.
+      Group crossed;
+      if (where.rank == 0) {
+        second->all_reduce(c.get(), c.get(), kCount, DType::i32, Op::sum, {});
+        comm->all_reduce(a.get(), a.get(), kCount, DType::i32, Op::sum, {stream.get()});
+      } else {
+        comm->all_reduce(a.get(), a.get(), kCount, DType::i32, Op::sum, {});
+        second->all_reduce(c.get(), c.get(), kCount, DType::i32, Op::sum, {other.get()});
+      }
+      rank_ok(crossed.submit().wait());
+      RANK_CHECK(a.get<int32_t>(stream, kCount) == std::vector<int32_t>(kCount, 4));
+      RANK_CHECK(c.get<int32_t>(other, kCount) == std::vector<int32_t>(kCount, 14));
     }
     return 0;
   });
@@ -388,6 +408,8 @@ TEST_CASE("messages between device buffers, and between device and host") {
 
 // ---- several communicators --------------------------------------------------------------------
 
+// Of two types: kernels that were not loaded before would wait for each other at their first
+// launch.
 TEST_CASE("two communicators on two streams in opposite order") {
   const auto seed = static_cast<uint64_t>(GENERATE(range(1, 8)));
   const CudaWorld world(roomy(seed));
@@ -396,22 +418,21 @@ TEST_CASE("two communicators on two streams in opposite order") {
     auto second = me.comm.split(0, 0);
     me.problems.ok(second.status(), "split");
     const CudaStream other(me.world);
-    const Memory a(me.world, kCount * 4), b(me.world, kCount * 4);
-    const std::vector<int32_t> ones(kCount, 1);
-    a.set(me.stream, ones);
-    b.set(other, ones);
+    const Memory a(me.world, kCount * 4), b(me.world, kCount * 8);
+    a.set(me.stream, std::vector<int32_t>(kCount, 1));
+    b.set(other, std::vector<int64_t>(kCount, 1));
     Work x, y;
     const auto on_first = [&] {
       x = me.comm.all_reduce(a.get(), a.get(), kCount, DType::i32, Op::sum, me.handle());
     };
     const auto on_second = [&] {
-      y = second->all_reduce(b.get(), b.get(), kCount, DType::i32, Op::sum, {other.get()});
+      y = second->all_reduce(b.get(), b.get(), kCount, DType::i64, Op::sum, {other.get()});
     };
     if (me.rank() == 0) on_first();
     on_second();
     if (me.rank() == 1) on_first();
     me.problems.check(a.get<int32_t>(me.stream, kCount) == std::vector<int32_t>(kCount, 2), "a");
-    me.problems.check(b.get<int32_t>(other, kCount) == std::vector<int32_t>(kCount, 2), "b");
+    me.problems.check(b.get<int64_t>(other, kCount) == std::vector<int64_t>(kCount, 2), "b");
     me.problems.ok(x.wait(), "first");
     me.problems.ok(y.wait(), "second");
   });

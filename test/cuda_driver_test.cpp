@@ -175,12 +175,11 @@ TEST_CASE("streams that share a hardware queue hold each other up, others do not
     while (!s.release) std::this_thread::sleep_for(std::chrono::microseconds(100));
   };
   const auto pass = [](void* data) { ++static_cast<Shared*>(data)->passed; };
-  const auto& driver = world.driver();
   // The first stream is held, and something waits behind it on the same stream.
-  REQUIRE(driver.cuLaunchHostFunc(streams[0]->get(), hold, &shared) == CUDA_SUCCESS);
-  REQUIRE(driver.cuLaunchHostFunc(streams[0]->get(), pass, &shared) == CUDA_SUCCESS);
+  REQUIRE(call().cuLaunchHostFunc(streams[0]->get(), hold, &shared) == CUDA_SUCCESS);
+  REQUIRE(call().cuLaunchHostFunc(streams[0]->get(), pass, &shared) == CUDA_SUCCESS);
   for (size_t i = 1; i < streams.size(); ++i)
-    REQUIRE(driver.cuLaunchHostFunc(streams[i]->get(), pass, &shared) == CUDA_SUCCESS);
+    REQUIRE(call().cuLaunchHostFunc(streams[i]->get(), pass, &shared) == CUDA_SUCCESS);
   if (queues == 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
     CHECK(passed == 0);
@@ -223,7 +222,7 @@ TEST_CASE("graphs replay, and what they own lives as long as they") {
   REQUIRE(call().cuStreamGetCaptureInfo(stream.get(), &status, nullptr, &graph, nullptr, nullptr,
                                         nullptr) == CUDA_SUCCESS);
   CHECK(status == CU_STREAM_CAPTURE_STATUS_ACTIVE);
-  REQUIRE(driver.cuLaunchHostFunc(stream.get(), count, &counter) == CUDA_SUCCESS);
+  REQUIRE(call().cuLaunchHostFunc(stream.get(), count, &counter) == CUDA_SUCCESS);
   CUuserObject object = nullptr;
   REQUIRE(call().cuUserObjectCreate(&object, &ended, count, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
           CUDA_SUCCESS);

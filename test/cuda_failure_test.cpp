@@ -58,7 +58,7 @@ TEST_CASE("an abort before the stream has come to the operation") {
       while (!*static_cast<std::atomic<bool>*>(data)) std::this_thread::sleep_for(100us);
     };
     const Memory memory(me.world, kCount * 4);
-    if (me.world.driver().cuLaunchHostFunc(me.stream.get(), hold, &release) != CUDA_SUCCESS)
+    if (cuda::call().cuLaunchHostFunc(me.stream.get(), hold, &release) != CUDA_SUCCESS)
       return me.problems.add("host function");
     Work work = sum_in_place(me, memory);
     me.comm.abort("before it began");
@@ -77,7 +77,7 @@ TEST_CASE("the deadline counts from when the stream comes to the operation") {
       while (!*static_cast<std::atomic<bool>*>(data)) std::this_thread::sleep_for(100us);
     };
     const Memory memory(me.world, kCount * 4);
-    (void)me.world.driver().cuLaunchHostFunc(me.stream.get(), hold, &release);
+    (void)cuda::call().cuLaunchHostFunc(me.stream.get(), hold, &release);
     Work work = sum_in_place(me, memory);
     std::this_thread::sleep_for(500ms);  // longer than the time-out: nothing has begun
     release = true;
@@ -186,25 +186,4 @@ TEST_CASE("a group that is dropped launches nothing") {
   });
   CHECK(problems == "");
   if (!real_driver()) CHECK(EmulatedDriver::launches() == 2);
-}
-
-TEST_CASE("a stream that is being captured is refused, and its capture goes on") {
-  const CudaWorld world(roomy());
-  const auto problems = run_cuda_ranks(world, 2, with(20s), [](const CudaRank& me) {
-    const Memory memory(me.world, kCount * 4);
-    memory.set(me.stream, std::vector<int32_t>(kCount, 1));
-    me.stream.wait();
-    const auto& driver = me.world.driver();
-    CUgraph graph = nullptr;
-    me.problems.check(driver.cuStreamBeginCapture(
-                          me.stream.get(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS,
-                      "begin");
-    const Status status = sum_in_place(me, memory).wait();
-    me.problems.check(status.code() == Code::unsupported, status.to_string());
-    me.problems.check(driver.cuStreamEndCapture(me.stream.get(), &graph) == CUDA_SUCCESS, "end");
-    (void)driver.cuGraphDestroy(graph);
-    me.problems.ok(sum_in_place(me, memory).wait(), "the next call");
-    me.problems.check(memory.get<int32_t>(me.stream, 1)[0] == 2, "result");
-  });
-  CHECK(problems == "");
 }

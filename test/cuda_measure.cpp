@@ -46,7 +46,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-struct Machine {
+struct Gpu {
   test::TestDriver driver{};
   CUcontext context = nullptr;
   bool emulated = false;
@@ -67,24 +67,23 @@ struct Machine {
 
 // Seconds of one of `repeats` runs on the stream, after one to warm up.
 template <class Run>
-double seconds_each(const Machine& machine, CUstream stream, int repeats, const Run& run) {
+double seconds_each(const Gpu& gpu, CUstream stream, int repeats, const Run& run) {
   run();
-  need(machine.driver.cuStreamSynchronize(stream), "warm-up");
+  need(gpu.driver.cuStreamSynchronize(stream), "warm-up");
   const double begin = now();
   for (int i = 0; i < repeats; ++i) run();
-  need(machine.driver.cuStreamSynchronize(stream), "measuring");
+  need(gpu.driver.cuStreamSynchronize(stream), "measuring");
   return (now() - begin) / repeats;
 }
 
 // Bytes a second of each kernel, and of a copy on the device that moves as many.
-json measure_kernels(const Machine& machine, Device& device) {
-  const size_t bytes = machine.emulated ? size_t{1} << 16 : size_t{256} << 20;
-  const int repeats = machine.emulated ? 1 : 20;
-  const CUdeviceptr a = machine.memory(bytes), b = machine.memory(bytes),
-                    out = machine.memory(bytes);
-  const CUstream stream = machine.stream();
-  const double copy = 2 * static_cast<double>(bytes) / seconds_each(machine, stream, repeats, [&] {
-                        need(machine.driver.cuMemcpyDtoDAsync(out, a, bytes, stream), "copy");
+json measure_kernels(const Gpu& gpu, Device& device) {
+  const size_t bytes = gpu.emulated ? size_t{1} << 16 : size_t{256} << 20;
+  const int repeats = gpu.emulated ? 1 : 20;
+  const CUdeviceptr a = gpu.memory(bytes), b = gpu.memory(bytes), out = gpu.memory(bytes);
+  const CUstream stream = gpu.stream();
+  const double copy = 2 * static_cast<double>(bytes) / seconds_each(gpu, stream, repeats, [&] {
+                        need(gpu.driver.cuMemcpyDtoDAsync(out, a, bytes, stream), "copy");
                       });
   json result = {{"copy_bytes_per_second", copy}, {"bytes", bytes}};
   for (int type = 0; type < kDTypes; ++type) {
@@ -95,8 +94,8 @@ json measure_kernels(const Machine& machine, Device& device) {
     command.out = reinterpret_cast<void*>(out);
     command.count = bytes / size_of(command.dtype);
     void* parameters[] = {&command};
-    const unsigned blocks = machine.emulated ? 2 : 1056;
-    const double seconds = seconds_each(machine, stream, repeats, [&] {
+    const unsigned blocks = gpu.emulated ? 2 : 1056;
+    const double seconds = seconds_each(gpu, stream, repeats, [&] {
       need(call().cuLaunchKernel(device.reduce(command.dtype), blocks, 1, 1, kWorkerThreads, 1, 1,
                                  0, stream, parameters, nullptr),
            "launch");
@@ -105,16 +104,16 @@ json measure_kernels(const Machine& machine, Device& device) {
     result["sum"][std::string(name(command.dtype))] = {{"bytes_per_second", rate},
                                                        {"of_copy", rate / copy}};
   }
-  for (const CUdeviceptr memory : {a, b, out}) need(machine.driver.cuMemFree(memory), "free");
-  need(machine.driver.cuStreamDestroy(stream), "stream");
+  for (const CUdeviceptr memory : {a, b, out}) need(gpu.driver.cuMemFree(memory), "free");
+  need(gpu.driver.cuStreamDestroy(stream), "stream");
   return result;
 }
 
 // From posting a command of one element to seeing that it is done.
-json measure_round_trip(const Machine& machine, Device& device) {
-  const CUdeviceptr memory = machine.memory(64);
-  const CUstream stream = machine.stream();
-  std::vector<double> seconds(machine.emulated ? 20 : 10'000);
+json measure_round_trip(const Gpu& gpu, Device& device) {
+  const CUdeviceptr memory = gpu.memory(64);
+  const CUstream stream = gpu.stream();
+  std::vector<double> seconds(gpu.emulated ? 20 : 10'000);
   {
     Worker worker(device, stream);
     if (!worker.serve(true, DType::f32, 4)) give_up("serve");
@@ -134,33 +133,33 @@ json measure_round_trip(const Machine& machine, Device& device) {
     }
     worker.release();
   }
-  need(machine.driver.cuStreamSynchronize(stream), "worker");
-  need(machine.driver.cuMemFree(memory), "free");
-  need(machine.driver.cuStreamDestroy(stream), "stream");
+  need(gpu.driver.cuStreamSynchronize(stream), "worker");
+  need(gpu.driver.cuMemFree(memory), "free");
+  need(gpu.driver.cuStreamDestroy(stream), "stream");
   std::ranges::sort(seconds);
   return {{"median_seconds", seconds[seconds.size() / 2]},
           {"p99_seconds", seconds[seconds.size() * 99 / 100]}};
 }
 
 // All-reduce of f32 by ranks that are threads of this process on one device.
-json measure_ranks(const Machine& machine, int ranks) {
-  const size_t largest = machine.emulated ? size_t{64} << 10 : size_t{64} << 20;
-  const int repeats = machine.emulated ? 2 : 20;
+json measure_ranks(const Gpu& gpu, int ranks) {
+  const size_t largest = gpu.emulated ? size_t{64} << 10 : size_t{64} << 20;
+  const int repeats = gpu.emulated ? 2 : 20;
   std::vector<CUdeviceptr> memories;
-  for (int rank = 0; rank < ranks; ++rank) memories.push_back(machine.memory(largest));
+  for (int rank = 0; rank < ranks; ++rank) memories.push_back(gpu.memory(largest));
   json rows = json::array();
   const auto id = Rendezvous::unique_id();
   need(id.status());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      need(machine.driver.cuCtxSetCurrent(machine.context), "context");
+      need(gpu.driver.cuCtxSetCurrent(gpu.context), "context");
       auto comm = Communicator::create(*Rendezvous::from_id(*id, rank, ranks));
       need(comm.status());
-      const CUstream stream = machine.stream();
+      const CUstream stream = gpu.stream();
       void* const memory = reinterpret_cast<void*>(memories[static_cast<size_t>(rank)]);
       for (size_t bytes = 1024; bytes <= largest; bytes *= 4) {
-        const double seconds = seconds_each(machine, stream, repeats, [&] {
+        const double seconds = seconds_each(gpu, stream, repeats, [&] {
           need(comm->all_reduce(memory, memory, bytes / 4, DType::f32, Op::sum, {stream}).wait());
         });
         if (rank == 0)
@@ -170,49 +169,49 @@ json measure_ranks(const Machine& machine, int ranks) {
                                                        bus_factor(Collective::all_reduce, ranks)}});
       }
       need(comm->barrier().wait());
-      need(machine.driver.cuStreamSynchronize(stream), "stream");
+      need(gpu.driver.cuStreamSynchronize(stream), "stream");
     });
   for (std::thread& thread : threads) thread.join();
-  for (const CUdeviceptr memory : memories) need(machine.driver.cuMemFree(memory), "free");
+  for (const CUdeviceptr memory : memories) need(gpu.driver.cuMemFree(memory), "free");
   return rows;
 }
 
-json measure(Machine& machine, FindFunction find) {
-  machine.driver = test::test_driver(find);
+json measure(Gpu& gpu, FindFunction find) {
+  gpu.driver = test::test_driver(find);
   need(driver().status());
-  need(machine.driver.cuInit(0), "cuInit");
+  need(gpu.driver.cuInit(0), "cuInit");
   CUdevice device_number = 0;
-  need(machine.driver.cuDeviceGet(&device_number, 0), "device 0");
+  need(gpu.driver.cuDeviceGet(&device_number, 0), "device 0");
   std::array<char, 256> name{};
-  need(machine.driver.cuDeviceGetName(name.data(), name.size(), device_number), "its name");
-  need(machine.driver.cuDevicePrimaryCtxRetain(&machine.context, device_number), "its context");
-  need(machine.driver.cuCtxSetCurrent(machine.context), "its context");
-  const auto device = Device::of(machine.context);
+  need(gpu.driver.cuDeviceGetName(name.data(), name.size(), device_number), "its name");
+  need(gpu.driver.cuDevicePrimaryCtxRetain(&gpu.context, device_number), "its context");
+  need(gpu.driver.cuCtxSetCurrent(gpu.context), "its context");
+  const auto device = Device::of(gpu.context);
   need(device.status());
   json result = {{"device", name.data()},
-                 {"emulated", machine.emulated},
-                 {"kernels", measure_kernels(machine, **device)},
-                 {"command_round_trip", measure_round_trip(machine, **device)}};
+                 {"emulated", gpu.emulated},
+                 {"kernels", measure_kernels(gpu, **device)},
+                 {"command_round_trip", measure_round_trip(gpu, **device)}};
   for (const int ranks : {1, 2, 4})
-    result["all_reduce_one_device"][std::to_string(ranks)] = measure_ranks(machine, ranks);
-  need(machine.driver.cuCtxSetCurrent(nullptr), "its context");
+    result["all_reduce_one_device"][std::to_string(ranks)] = measure_ranks(gpu, ranks);
+  need(gpu.driver.cuCtxSetCurrent(nullptr), "its context");
   return result;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Machine machine;
-  machine.emulated = argc == 2 && std::strcmp(argv[1], "--emulated") == 0;
-  if (argc > 2 || (argc == 2 && !machine.emulated)) give_up("usage: cuda_measure [--emulated]");
-  if (!machine.emulated) {
+  Gpu gpu;
+  gpu.emulated = argc == 2 && std::strcmp(argv[1], "--emulated") == 0;
+  if (argc > 2 || (argc == 2 && !gpu.emulated)) give_up("usage: cuda_measure [--emulated]");
+  if (!gpu.emulated) {
     need(driver().status());
-    fmt::print("{}\n", measure(machine, in_library).dump(2));
+    fmt::print("{}\n", measure(gpu, in_library).dump(2));
     return 0;
   }
   test::EmulatedOptions options;
   options.hardware_queues = 8;
   options.resident_blocks = 64;
   const test::EmulatedDriver emulated(options);
-  fmt::print("{}\n", measure(machine, test::emulated_function).dump(2));
+  fmt::print("{}\n", measure(gpu, test::emulated_function).dump(2));
 }

@@ -18,7 +18,6 @@
   X(cuGraphExecDestroy)                   \
   X(cuGraphInstantiate)                   \
   X(cuGraphLaunch)                        \
-  X(cuLaunchHostFunc)                     \
   X(cuMemAlloc)                           \
   X(cuMemAllocManaged)                    \
   X(cuMemFree)                            \

@@ -17,7 +17,10 @@
 // longer than the operation, also if that fails. The other buffer of such a call must be memory
 // that kernels can use, too. Its Work is done when the result is there (of one rank alone: when it
 // is on the stream). Ranks that share a device all need room on it at once, and those of one thread
-// must make their calls in one Group. A stream that is being captured is refused as `unsupported`.
+// must make their calls in one Group. A collective on a stream that is being captured becomes part
+// of the CUDA graph: its Work is done at once, and each replay runs it anew, on all ranks. The
+// graph keeps what it needs of the communicator, whose failure its replays share. Messages cannot
+// be captured.
 // Errors: a wrong argument is reported by the returned Work at once and starts nothing. A failure
 // of an operation (timeout, peer_lost, mismatch, aborted) completes every operation of that
 // communicator on every rank, and the communicator stays failed: health() tells. Others go on. All

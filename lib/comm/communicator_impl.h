@@ -89,6 +89,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   static Status move_to_self(const SelfMessage& from, const SelfMessage& to);
   Status place(UserOperation& operation, const void* input, void* work, Reduction reduction,
                Stream stream);
+  Status capture(const UserOperation& operation, const void* input, void* work, Reduction reduction,
+                 Stream stream);
   void fail_self_messages(const Status& why);
   [[nodiscard]] Nanoseconds deadline() const;
 
@@ -104,6 +106,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   std::array<Known, 32> choices_;  // the latest, by call
   size_t next_choice_ = 0;
 
+  std::atomic<uint32_t> captured_{0};  // collectives, in graphs
   std::mutex path_lock_;
   std::shared_ptr<cuda::Path> path_;  // null before the first operation on device memory
 

@@ -22,12 +22,12 @@ void Communicator::Impl::open_region() {
   Result<region::Segment> segment = Status(Code::unsupported, "rank 0 could not make it");
   if (rank_ == 0) segment = host->make_segment(channel_->id, others);
   uint8_t made = segment.ok() ? 1 : 0;
-  const Call tell{Collective::broadcast, &made, &made, 1, DType::u8, Reduction(), 0};
+  const Call tell{Collective::broadcast, &made, &made, 1, DType::u8, Reduction(), 0, {}};
   if (!collective(tell).wait().ok()) return;
   if (made != 0 && rank_ != 0)
     segment = host->receive_segment(channel_->id, channel_->peers[0], size_);
   uint8_t all = segment.ok() ? 1 : 0;
-  const Call agree{Collective::all_reduce, &all, &all, 1, DType::u8, Reduction(Op::min)};
+  const Call agree{Collective::all_reduce, &all, &all, 1, DType::u8, Reduction(Op::min), 0, {}};
   if (!collective(agree).wait().ok()) return;
   if (all == 0) {
     log_line(LogLevel::warn,

@@ -239,10 +239,12 @@ void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
 
 void run_or_group(std::shared_ptr<Communicator::Impl> communicator,
                   std::shared_ptr<Work::State> state, std::function<void()> run) {
-  if (group_depth == 0)
-    run();
-  else
+  if (group_depth != 0) {
     held_back.push_back({std::move(communicator), nullptr, std::move(state), std::move(run)});
+    return;
+  }
+  run();
+  if (Status status = cuda::launch_workers(); !status.ok()) communicator->fail(status);
 }
 
 namespace {

@@ -32,7 +32,7 @@ struct Settled {
 [[nodiscard]] Result<Settled> settle(const Options& options);
 
 // Ids from here on belong to communicators whose members cannot ask one of them for a number.
-inline constexpr uint32_t kAgreedIds = 1u << 30;
+inline constexpr uint32_t kAgreedIds = 1u << 29;
 
 class World {
  public:

@@ -19,8 +19,8 @@ std::unique_ptr<const Result<const Driver*>> answer;
 
 void* find_in_library(const char* name) {
   // Never closed: the driver does not survive that.
-  static void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  return library == nullptr ? nullptr : dlsym(library, name);
+  static void* const kOpened = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  return kOpened == nullptr ? nullptr : dlsym(kOpened, name);
 }
 
 std::string version_text(int version) {

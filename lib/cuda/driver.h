@@ -21,6 +21,7 @@
   X(cuFuncLoad)                        \
   X(cuGetErrorString)                  \
   X(cuGraphRetainUserObject)           \
+  X(cuLaunchHostFunc)                  \
   X(cuLaunchKernel)                    \
   X(cuMemFreeHost)                     \
   X(cuMemHostAlloc)                    \
@@ -36,8 +37,10 @@
 namespace ringfold::cuda {
 
 struct Driver {
+  // NOLINTBEGIN(bugprone-macro-parentheses): a declaration
 #define RINGFOLD_DRIVER_MEMBER(name) decltype(&::name) name;
   RINGFOLD_DRIVER_FUNCTIONS(RINGFOLD_DRIVER_MEMBER)
+  // NOLINTEND(bugprone-macro-parentheses)
 #undef RINGFOLD_DRIVER_MEMBER
 };
 

@@ -36,8 +36,24 @@ Where where_is(const void* pointer) {
   return where;
 }
 
+// What a graph keeps of one worker: made at capture, ended with the graph.
+struct Captured {
+  struct Operation {
+    DeviceCall call;
+    Schedule schedule;
+    std::shared_ptr<Path> path;
+    std::unique_ptr<Replayed> replayed;
+  };
+  std::shared_ptr<Worker> worker;
+  std::vector<Operation> operations;
+};
+
 // Workers that this thread's calls have asked for and that are not launched.
-thread_local std::vector<std::shared_ptr<Worker>> waiting_workers;
+struct Waiting {
+  std::shared_ptr<Worker> worker;
+  std::unique_ptr<Captured> captured;  // null: not for a graph
+};
+thread_local std::vector<Waiting> waiting_workers;
 
 bool launches_block() {
   const char* const value = std::getenv("CUDA_LAUNCH_BLOCKING");
@@ -84,7 +100,7 @@ Status order(Stream before, Stream after) {
   return check(result, "ordering two streams");
 }
 
-std::shared_ptr<Worker> worker_for(Device& device, const DeviceCall& call) {
+Waiting& worker_for(Device& device, const DeviceCall& call) {
   const auto stream = static_cast<CUstream>(call.stream.handle);
   const Frame frames = frame(*call.schedule, call.position);
   const size_t bytes = std::max(frames.input.count, frames.work.count) * size_of(call.type);
@@ -92,16 +108,16 @@ std::shared_ptr<Worker> worker_for(Device& device, const DeviceCall& call) {
   const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce ||
                        collective == Collective::reduce_scatter ||
                        call.reduction.op == Op::premul_sum;
-  for (const auto& worker : waiting_workers) {
+  for (Waiting& waiting : waiting_workers) {
+    Worker& worker = *waiting.worker;
     const bool same =
-        worker->stream() == stream || (is_legacy(worker->stream()) && is_legacy(stream));
-    if (same && &worker->device() == &device && worker->serve(reduces, call.type, bytes))
-      return worker;
+        worker.stream() == stream || (is_legacy(worker.stream()) && is_legacy(stream));
+    if (same && &worker.device() == &device && worker.serve(reduces, call.type, bytes))
+      return waiting;
   }
-  auto worker = std::make_shared<Worker>(device, stream);
-  (void)worker->serve(reduces, call.type, bytes);
-  waiting_workers.push_back(worker);
-  return worker;
+  waiting_workers.push_back({std::make_shared<Worker>(device, stream), nullptr});
+  (void)waiting_workers.back().worker->serve(reduces, call.type, bytes);
+  return waiting_workers.back();
 }
 
 }  // namespace
@@ -127,7 +143,7 @@ Status Path::reserve(size_t piece_bytes) {
   const size_t bytes = StagedCompute::slots_bytes(piece_bytes);
   const std::lock_guard guard(lock_);
   if (bytes <= bytes_) return {};
-  for (int i = 0; i < kAtOnce; ++i) {
+  for (int i = 0; i < at_once_; ++i) {
     const auto memory = device_.take_pinned(bytes);
     if (!memory.ok()) return memory.status();
     blocks_.push_back({*memory, bytes, false});
@@ -173,16 +189,7 @@ Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& call, std::share
   const auto device = device_of(call.input, call.work);
   if (!device.ok()) return device.status();
   const InContext in((*device)->context());
-  CUstreamCaptureStatus capture{};
-  if (Status status = check(
-          cuda::call().cuStreamGetCaptureInfo(static_cast<CUstream>(call.stream.handle), &capture,
-                                              nullptr, nullptr, nullptr, nullptr, nullptr),
-          "the stream");
-      !status.ok())
-    return status;
-  if (capture != CU_STREAM_CAPTURE_STATUS_NONE)
-    return Status(Code::unsupported, "collectives cannot be captured in a CUDA graph yet");
-  if (!path || &path->device() != *device) path = std::make_shared<Path>(**device);
+  if (!path || &path->device() != *device) path = std::make_shared<Path>(**device, Path::kAtOnce);
   std::byte* slots = nullptr;
   if (call.point_to_point) {
     const auto taken = (*device)->take_pinned(StagedCompute::own_bytes(call));
@@ -192,8 +199,77 @@ Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& call, std::share
     return status;
   }
   return std::unique_ptr<Compute>(
-      std::make_unique<StagedCompute>(call, worker_for(**device, call), path, slots));
+      std::make_unique<StagedCompute>(call, worker_for(**device, call).worker, path, slots));
 }
+
+// ---- graphs -----------------------------------------------------------------------------------
+
+bool is_captured(Stream stream) {
+  CUstreamCaptureStatus status{};
+  return call().cuStreamGetCaptureInfo(static_cast<CUstream>(stream.handle), &status, nullptr,
+                                       nullptr, nullptr, nullptr, nullptr) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// Each has slots of its own: replays and other calls come in any order.
+Status record(const DeviceCall& call, std::unique_ptr<Replayed> operation) {
+  const auto device = device_of(call.input, call.work);
+  if (!device.ok()) return device.status();
+  const InContext in((*device)->context());
+  auto path = std::make_shared<Path>(**device, 1);
+  if (Status status = path->reserve(call.piece * size_of(call.type)); !status.ok()) return status;
+  Waiting& waiting = worker_for(**device, call);
+  if (!waiting.captured) {
+    waiting.captured = std::make_unique<Captured>();
+    waiting.captured->worker = waiting.worker;
+  }
+  waiting.captured->operations.push_back(
+      {call, *call.schedule, std::move(path), std::move(operation)});
+  return {};
+}
+
+namespace {
+
+// In the graph before the worker, on a thread of the driver: it must neither wait nor call it.
+void CUDA_CB replay(void* data) {
+  Captured& captured = *static_cast<Captured*>(data);
+  if (!captured.worker->begin_replay(static_cast<int>(captured.operations.size()))) {
+    const Status why(Code::invalid_argument,
+                     "two replays of one captured graph run at once: they share its memory");
+    for (auto& operation : captured.operations) operation.replayed->fail(why);
+    return;
+  }
+  for (auto& operation : captured.operations) {
+    DeviceCall call = operation.call;
+    call.schedule = &operation.schedule;
+    operation.replayed->start(
+        std::make_unique<StagedCompute>(call, captured.worker, operation.path, nullptr));
+  }
+}
+
+void CUDA_CB forget(void* data) {
+  delete static_cast<Captured*>(data);
+}
+
+// Puts the worker into the graph of the stream, which owns what it needs.
+Status capture(std::unique_ptr<Captured> captured, CUstream stream) {
+  CUstreamCaptureStatus status{};
+  CUgraph graph = nullptr;
+  CUuserObject object = nullptr;
+  CUresult result =
+      call().cuStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr);
+  if (result == CUDA_SUCCESS)
+    result = call().cuUserObjectCreate(&object, captured.get(), forget, 1,
+                                       CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  if (result != CUDA_SUCCESS) return check(result, "capturing");
+  Captured* const owned = captured.release();
+  result = call().cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+  if (result == CUDA_SUCCESS) result = call().cuLaunchHostFunc(stream, replay, owned);
+  if (result != CUDA_SUCCESS) return check(result, "capturing");
+  return owned->worker->capture(stream);
+}
+
+}  // namespace
 
 Status enqueue_copy(const void* from, void* to, size_t count, DType type, double factor,
                     Stream stream) {
@@ -230,7 +306,7 @@ Status move(const void* from, Stream from_stream, void* to, Stream to_stream, si
 // ---- launches ---------------------------------------------------------------------------------
 
 Status can_launch_workers() {
-  std::erase_if(waiting_workers, [](const auto& worker) { return worker->idle(); });
+  std::erase_if(waiting_workers, [](const Waiting& waiting) { return waiting.worker->idle(); });
   if (waiting_workers.size() < 2 || !launches_block()) return {};
   waiting_workers.clear();
   return {Code::unsupported,
@@ -244,7 +320,10 @@ namespace {
 // those launched with it.
 class Fork {
  public:
-  explicit Fork(Worker& worker) : worker_(worker), stream_(worker.stream()) {}
+  explicit Fork(Waiting& waiting)
+      : worker_(*waiting.worker),
+        captured_(std::move(waiting.captured)),
+        stream_(worker_.stream()) {}
 
   Status begin() {
     const auto stream = worker_.device().take_stream();
@@ -252,7 +331,9 @@ class Fork {
     stream_ = *stream;
     return order({worker_.stream()}, {stream_});
   }
-  Status launch() { return worker_.launch(stream_); }
+  Status launch() {
+    return captured_ ? capture(std::move(captured_), stream_) : worker_.launch(stream_);
+  }
   Status join() {
     if (stream_ == worker_.stream()) return {};
     worker_.keep(stream_);
@@ -262,6 +343,7 @@ class Fork {
 
  private:
   Worker& worker_;
+  std::unique_ptr<Captured> captured_;
   CUstream stream_;
 };
 
@@ -283,16 +365,18 @@ Status each(std::vector<Fork>& forks, Step step) {
 // must not wait for each other: all but the first of a stream fork from it, before any is launched.
 Status launch_workers() {
   if (waiting_workers.empty()) return {};
-  std::vector<std::shared_ptr<Worker>> workers;
+  std::vector<Waiting> workers;
   workers.swap(waiting_workers);
   std::vector<Fork> forks;
-  for (const auto& worker : workers) forks.emplace_back(*worker);
+  forks.reserve(workers.size());
+  for (Waiting& waiting : workers) forks.emplace_back(waiting);
   const bool several = workers.size() > 1;
   Status first = each(forks, [&](Fork& fork, size_t i) {
     const CUstream stream = fork.worker().stream();
     const auto before = workers.begin() + static_cast<ptrdiff_t>(i);
-    const bool shared = std::any_of(workers.begin(), before,
-                                    [&](const auto& other) { return other->stream() == stream; });
+    const bool shared = std::any_of(workers.begin(), before, [&](const auto& other) {
+      return other.worker->stream() == stream;
+    });
     return shared || (several && is_legacy(stream)) ? fork.begin() : Status();
   });
   if (first.ok()) first = each(forks, [](Fork& fork, size_t) { return fork.launch(); });

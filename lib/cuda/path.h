@@ -35,7 +35,7 @@ class Path {
   // Operations of a communicator that have slots at once.
   static constexpr int kAtOnce = 2;
 
-  explicit Path(Device& device) : device_(device) {}
+  Path(Device& device, int at_once) : device_(device), at_once_(at_once) {}
   ~Path();
   Path(const Path&) = delete;
   Path& operator=(const Path&) = delete;
@@ -58,6 +58,7 @@ class Path {
   };
 
   Device& device_;
+  const int at_once_;
   std::mutex lock_;   // guards what follows
   size_t bytes_ = 0;  // of a block
   std::vector<Block> blocks_;
@@ -89,6 +90,20 @@ struct DeviceCall {
 // launched by the next launch_workers() of this thread.
 [[nodiscard]] Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& call,
                                                             std::shared_ptr<Path>& path);
+
+// An operation that was captured in a graph: made anew for each replay, by a thread of the driver.
+class Replayed {
+ public:
+  virtual ~Replayed() = default;
+  virtual void start(std::unique_ptr<Compute> compute) noexcept = 0;
+  // It cannot be started.
+  virtual void fail(const Status& why) noexcept = 0;
+};
+
+// Whether a graph is being captured from the stream. Then record() takes the place of
+// make_compute(): the graph owns `operation` from then on.
+[[nodiscard]] bool is_captured(Stream stream);
+[[nodiscard]] Status record(const DeviceCall& call, std::unique_ptr<Replayed> operation);
 
 // What this thread's calls since the last time need can be launched. Before the operations are
 // handed over.

@@ -28,6 +28,14 @@ Status move(const void*, Stream, void*, Stream, size_t, DType) {
   return no_cuda();
 }
 
+bool is_captured(Stream) {
+  return false;
+}
+
+Status record(const DeviceCall&, std::unique_ptr<Replayed>) {
+  return no_cuda();
+}
+
 Status can_launch_workers() {
   return {};
 }

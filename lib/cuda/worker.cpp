@@ -53,23 +53,32 @@ bool Worker::idle() const {
   return operations_ == 0;
 }
 
+Status Worker::take_gate() {
+  const auto gate = device_.take_gate();
+  if (!gate.ok()) return gate.status();
+  const std::lock_guard guard(lock_);
+  gate_ = *gate;
+  lanes_ = std::clamp(static_cast<int>(bytes_ / kBytesPerLane), 1, kMaxLanes);
+  return {};
+}
+
+CUresult Worker::put(CUstream stream) {
+  void* parameters[] = {&gate_->lanes};
+  return call().cuLaunchKernel(device_.worker(type_), static_cast<unsigned>(lanes_), 1, 1,
+                               kWorkerThreads, 1, 1, 0, stream, parameters, nullptr);
+}
+
 // The lock is not held meanwhile: with CUDA_LAUNCH_BLOCKING the call returns when the kernel has
 // ended, for which the engine needs it.
 Status Worker::launch(CUstream stream) {
-  const auto gate = device_.take_gate();
-  if (!gate.ok()) return gate.status();
+  if (Status status = take_gate(); !status.ok()) return status;
   {
     const std::lock_guard guard(lock_);
-    gate_ = *gate;
-    lanes_ = std::clamp(static_cast<int>(bytes_ / kBytesPerLane), 1, kMaxLanes);
     for (size_t i = 0; i < static_cast<size_t>(lanes_); ++i) ++gate_->launches[i];
     launched_ = true;
     if (operations_ == 0) end();  // they failed before
   }
-  void* parameters[] = {&gate_->lanes};
-  const CUresult result =
-      call().cuLaunchKernel(device_.worker(type_), static_cast<unsigned>(lanes_), 1, 1,
-                            kWorkerThreads, 1, 1, 0, stream, parameters, nullptr);
+  const CUresult result = put(stream);
   if (result == CUDA_SUCCESS) return {};
   const std::lock_guard guard(lock_);
   launched_ = false;
@@ -78,6 +87,25 @@ Status Worker::launch(CUstream stream) {
     store_release(gate_->lanes[i].orders, orders_of(gate_->posted[i], gate_->launches[i]));
   }
   return check(result, "launching the worker kernel");
+}
+
+Status Worker::capture(CUstream stream) {
+  if (Status status = take_gate(); !status.ok()) return status;
+  operations_ = 0;  // those of a replay come with it
+  return check(put(stream), "capturing the worker kernel");
+}
+
+bool Worker::begin_replay(int operations) {
+  const std::lock_guard guard(lock_);
+  bool free = operations_ == 0;
+  for (size_t i = 0; i < static_cast<size_t>(lanes_); ++i)
+    free &= load_acquire(gate_->lanes[i].left) == gate_->launches[i]++;
+  launched_ = true;
+  if (free)
+    operations_ = operations;
+  else if (operations_ == 0)
+    end();
+  return free;
 }
 
 // REQUIRES the lock.

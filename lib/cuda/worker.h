@@ -38,6 +38,12 @@ class Worker {
   // Whether there is nothing to serve (any more).
   [[nodiscard]] bool idle() const;
 
+  // For a stream that is being captured: puts the kernel into its graph. Each replay is one launch.
+  Status capture(CUstream stream);
+  // A replay is about to come, with operations to serve; false if one is still under way: then both
+  // end as soon as the operations of that one do.
+  [[nodiscard]] bool begin_replay(int operations);
+
   // Puts the kernel on `stream`, its own or one that was forked from it.
   Status launch(CUstream stream);
 
@@ -52,6 +58,8 @@ class Worker {
 
  private:
   [[nodiscard]] bool begun(int lane) const;
+  Status take_gate();
+  CUresult put(CUstream stream);
   void end();
 
   Device& device_;

@@ -227,6 +227,7 @@ void Engine::handle(Request& r) {
       return;
     case Request::Kind::close:
       // Whoever gives up while something is under way leaves the others waiting: they are told.
+      r.channel->family = Channel::kAlone;
       fail_channel(*r.channel,
                    Status(Code::aborted, "rank " + std::to_string(r.channel->rank) +
                                              ": the communicator was destroyed"),
@@ -368,6 +369,9 @@ void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
     transport->cancel(channel.id | kPointToPoint, why);
   }
   if (on_failed && tell) on_failed(channel, why);
+  if (channel.family == Channel::kAlone) return;
+  for (size_t i = 0; i < channels_.size(); ++i)
+    if (channels_[i]->family == channel.family) fail_channel(*channels_[i], why, tell);
 }
 
 // An operation met an error: who is to blame, and in which words, may take a moment to find out.

@@ -36,6 +36,9 @@ struct Description {
   [[nodiscard]] std::string text() const;
 };
 
+// The channel of an operation that was captured in a graph has this bit in its id.
+inline constexpr uint32_t kCapturedChannel = 1u << 30;
+
 // Runs the collectives of a channel in the engine's place: the shared region of one host. It fails
 // with the channel.
 class Companion {
@@ -54,7 +57,10 @@ class Companion {
 
 // A communicator as the engine sees it.
 struct Channel {
+  static constexpr uint32_t kAlone = ~0u;
+
   uint32_t id = 0;                     // of its messages; | kPointToPoint for point to point
+  uint32_t family = kAlone;            // channels of one communicator fail together
   int rank = 0;                        // mine
   std::vector<Transport*> transports;  // by rank; null for myself
   std::vector<Peer> peers;             // by rank
