@@ -176,8 +176,8 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 }
 
 Work Communicator::Impl::collective(const Call& call) {
-  const bool in_region_memory = region_ && !cuda::is_device_memory(call.send) &&
-                                !cuda::is_device_memory(call.recv);
+  const bool in_region_memory =
+      region_ && !cuda::is_device_memory(call.send) && !cuda::is_device_memory(call.recv);
   if (Work done; in_region_memory && quick(call, &done)) return done;
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
