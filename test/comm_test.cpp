@@ -257,3 +257,17 @@ TEST_CASE("what the transports count is what the model says: 2(N-1)/N of the byt
           }
         }) == "");
 }
+
+TEST_CASE("a rank that leaves at once does not fail the others' start") {
+  const std::string transport = GENERATE(from_range(transports()));
+  for (int i = 0; i < 5; ++i)
+    CHECK(run_ranks(4, 30s, [&](const Rendezvous& where) {
+            Options options;
+            options.transports = transport;
+            auto comm = Communicator::create(where, options);
+            rank_ok(comm.status());
+            if (comm.ok() && where.rank != 2)
+              std::this_thread::sleep_for(std::chrono::milliseconds(where.rank));
+            return 0;
+          }) == "");
+}

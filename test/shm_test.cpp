@@ -261,8 +261,8 @@ TEST_CASE("another host, another namespace and a process that is gone are told a
     address.host += "1";
     CHECK(shm->connect(1, address.encode()).code() == Code::unsupported);
   }
-  SECTION("nobody at the socket") {
-    CHECK(shm->connect(1, address.encode()).code() == Code::unsupported);
+  SECTION("nobody at the socket any more") {
+    CHECK(shm->connect(1, address.encode()).code() == Code::peer_lost);
   }
   SECTION("the pid is another process's by now") {
     address.started++;

@@ -1,6 +1,7 @@
 #include "transports/shm.h"
 
 #include <cassert>
+#include <cerrno>
 
 #include "transports/transports.h"
 
@@ -46,9 +47,11 @@ Status Shm::connect(Peer peer, std::string_view text) {
   auto watch = post_.watch(*address);
   if (!watch.ok())
     return {watch.status().code(), fmt::format("rank {}: {}", peer, watch.status().message())};
-  // Names may agree by accident: this reaches its socket or not.
-  if (post_.ring(*address) == Post::Sent::gone)
-    return {Code::unsupported, fmt::format("rank {} cannot be reached by its socket", peer)};
+  if (post_.ring(*address) == Post::Sent::gone) {
+    if (errno == EPERM)
+      return {Code::unsupported, fmt::format("rank {}: sending to its socket is forbidden", peer)};
+    return {Code::peer_lost, fmt::format("rank {} has left: its socket is closed", peer)};
+  }
   auto n = std::make_unique<Neighbour>();
   n->peer = peer;
   n->address = *address;

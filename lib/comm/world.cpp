@@ -266,6 +266,10 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
   if (near && shm_ && shm != nullptr) {
     routes_[peer] = shm_.get();
     Status status = shm_->connect(member.rank, *shm);
+    if (status.code() == Code::peer_lost) {  // already: whoever needs it will hear of it
+      engine_.lost(member.rank, status);
+      return {};
+    }
     if (status.code() != Code::unsupported) return status;
     lacks = status.message();
     log_line(LogLevel::info, lacks);
