@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/reduce.h"
+#include "lib/base/base.h"
 #include "ringfold/model.h"
 
 namespace ringfold::region {
@@ -15,6 +16,11 @@ constexpr size_t kWholeOfTwo = 32 << 10, kWholeOfMore = 8 << 10;
 // caches between its stages.
 constexpr size_t kLongestBlock = 256 << 10;
 constexpr size_t kLine = 64;
+// Blocks from this size on tell how long a line takes to write; beyond so many nanoseconds it must
+// have come from a distant cache. The best of a few counts: a rank may lose its core in between.
+constexpr size_t kMeasuredBlock = 16 << 10;
+constexpr double kDistantLine = 12;
+constexpr int kMeasured = 8, kStreamed = 256;
 // From here an output of its own is not worth a place in the caches.
 constexpr size_t kStreamBytes = 4 << 20;
 
@@ -142,13 +148,26 @@ size_t Ring::take(size_t bytes, uint32_t read_at, uint32_t* free_at) {
   return begin_ + begin % bytes_;
 }
 
+void WriteChoice::note(Nanoseconds time, size_t bytes) {
+  if (streamed_left_ > 0) {
+    --streamed_left_;
+    return;
+  }
+  const double line = static_cast<double>(time.count()) * kLine / static_cast<double>(bytes);
+  best_ = measured_ == 0 ? line : std::min(best_, line);
+  if (++measured_ < kMeasured) return;
+  measured_ = 0;
+  if (best_ > kDistantLine) streamed_left_ = kStreamed;
+}
+
 // ---- geometry ---------------------------------------------------------------------------------
 
 Moves::Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
-             const Operation::Memory& memory, int rank, const Shape& shape)
+             const Operation::Memory& memory, int rank, const Shape& shape, WriteChoice& choice)
     : segment_(segment),
       ring_a_(ring_a),
       ring_b_(ring_b),
+      choice_(choice),
       collective_(what.schedule.collective),
       type_(what.type),
       element_(size_of(what.type)),
@@ -199,7 +218,8 @@ void Moves::put(std::byte* to, size_t first, size_t count) const {
   if (scales_)
     scale_host(type_, from, to, count, reduction_.factor);
   else
-    copy_host(to, from, count * element_);
+    choice_.streams() ? copy_streaming(to, from, count * element_)
+                      : copy_host(to, from, count * element_);
 }
 
 void Moves::put_parts(std::byte* area, const Block& block) const {
@@ -213,7 +233,15 @@ void Moves::put_parts(std::byte* area, const Block& block) const {
 void Moves::copy_in(int step, Flag& flag) {
   if (static_cast<size_t>(step) >= shape_.blocks) return;
   const Block& b = block(step);
-  std::byte* const area = shape_.small ? flag.payload : segment_.pool(rank_) + b.a;
+  if (shape_.small) return copy_block(b, flag.payload);
+  std::byte* const area = segment_.pool(rank_) + b.a;
+  if (shape_.area_a < kMeasuredBlock) return copy_block(b, area);
+  const Nanoseconds begun = steady_clock().now();
+  copy_block(b, area);
+  choice_.note(steady_clock().now() - begun, shape_.area_a);
+}
+
+void Moves::copy_block(const Block& b, std::byte* area) const {
   switch (collective_) {
     case Collective::all_reduce:
     case Collective::reduce:
@@ -289,7 +317,7 @@ void Moves::fold(const std::array<const void*, kMaxRanks>& sources, std::byte* o
   call.out = out;
   call.mirror = mirror;
   call.count = count;
-  call.stream = stream_ && collective_ == Collective::all_reduce;
+  call.stream = stream_ && collective_ == Collective::all_reduce && !choice_.streams();
   fold_host(call);
 }
 
@@ -304,7 +332,10 @@ void Moves::fold_own(const Block& b) {
   const bool is_output = collective_ == Collective::all_reduce || rank_ == root_;
   std::byte* const out = is_output ? recv_ + (b.begin + p.begin) * element_ : pool;
   const bool shown = collective_ == Collective::all_reduce;
-  fold(sources, out, shown ? pool : nullptr, p.count);
+  // Past the caches the copy for the others is a second pass, while the first is still in L2.
+  const bool twice = shown && choice_.streams();
+  fold(sources, out, shown && !twice ? pool : nullptr, p.count);
+  if (twice) copy_streaming(pool, out, p.count * element_);
 }
 
 // Everybody's whole block, or everybody's part for me.

@@ -72,12 +72,28 @@ class Ring {
   std::deque<Taken> taken_;
 };
 
+// How to write into a pool. While the cores are near, through the caches: the reader finds it
+// there. Where a line takes long to come from another core's cache (far, or another socket),
+// past them: then nothing need be fetched first. Virtual cores move, so it is measured again and
+// again, and each rank decides for itself.
+class WriteChoice {
+ public:
+  // Whether to write the next block past the caches.
+  [[nodiscard]] bool streams() const { return streamed_left_ > 0; }
+  // A block took so long.
+  void note(Nanoseconds time, size_t bytes);
+
+ private:
+  int streamed_left_ = 0, measured_ = 0;
+  double best_ = 0;  // nanoseconds a cache line, of the blocks measured
+};
+
 class Moves {
  public:
   enum class Whom : uint8_t { nobody, everybody, root };
 
   Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
-        const Operation::Memory& memory, int rank, const Shape& shape);
+        const Operation::Memory& memory, int rank, const Shape& shape, WriteChoice& choice);
 
   [[nodiscard]] int phases() const { return phases_of(shape_); }
   [[nodiscard]] const Shape& shape() const { return shape_; }
@@ -106,6 +122,7 @@ class Moves {
   }
   [[nodiscard]] Part part(const Block& block, int rank) const;
   [[nodiscard]] const std::byte* area_a(int rank, const Block& block, uint32_t phase) const;
+  void copy_block(const Block& block, std::byte* area) const;
   void put(std::byte* to, size_t first, size_t count) const;
   void put_parts(std::byte* area, const Block& block) const;
   void get(size_t first, const std::byte* from, size_t count) const;
@@ -120,6 +137,7 @@ class Moves {
   const Segment& segment_;
   Ring& ring_a_;
   Ring& ring_b_;
+  WriteChoice& choice_;
   const Collective collective_;
   const DType type_;
   const size_t element_;

@@ -183,7 +183,7 @@ Region::Running& Region::start(const Description& what, const Shape& shape,
   remember(seq, what, fingerprint);
   Running& r = running_.emplace(
       Running{nullptr, what.schedule, size_of(what.type), seq, fingerprint,
-              Moves(segment_, ring_a_, ring_b_, what, memory, rank_, shape), next_phase_});
+              Moves(segment_, ring_a_, ring_b_, what, memory, rank_, shape, choice_), next_phase_});
   next_phase_ += static_cast<uint32_t>(r.moves.phases());
   return r;
 }
@@ -386,7 +386,7 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
     return Quick::done;
   }
   Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_,
-              shape_of(what.schedule, element, room_));
+              shape_of(what.schedule, element, room_), choice_);
   moves.reserve(0, phase, phase);
   running_.emplace(
       Running{make(), what.schedule, element, seq, fingerprint, std::move(moves), phase, 1});

@@ -169,6 +169,7 @@ class Region final : public Companion {
 
   std::atomic<bool> turn_{false};  // taken; guards what follows
   Ring ring_a_, ring_b_;
+  WriteChoice choice_;
   std::optional<Running> running_;
   std::vector<Finished> finished_;
   uint32_t next_phase_ = 1;
