@@ -138,7 +138,7 @@ Status check(const Setting& known) {
 
 uint32_t fork_generation() {
   static std::atomic<uint32_t> generation{0};
-  [[maybe_unused]] static const int registered =
+  [[maybe_unused]] static const int kRegistered =
       pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
   return generation.load(std::memory_order_relaxed);
 }
