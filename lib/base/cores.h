@@ -1,4 +1,4 @@
-// On which cores this process may run.
+// On which cores this process may run, and how to wait on one.
 //
 // Threads: any; the answers are of the moment.
 #pragma once
@@ -15,6 +15,15 @@ namespace ringfold {
 [[nodiscard]] std::vector<int> allowed_cores();
 // Cores that the control group grants, from cgroup 2 or 1; empty: no limit.
 [[nodiscard]] std::optional<double> granted_cores();
+
+// One turn of a spinning wait: leaves the core's resources to its other thread for a moment.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 // The cores of a process in words that travel: "2.5:0,1,2" or "all:0,1".
 struct Cores {

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "lib/base/cores.h"
+
 namespace ringfold {
 namespace {
 
@@ -22,14 +24,6 @@ constexpr auto kLongestDoze = std::chrono::milliseconds(500);
 // costs them and us far more.
 constexpr int kYields = 4;
 constexpr Nanoseconds kLongestSleep = std::chrono::seconds(10);
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kernels/reduce.h"
+#include "lib/base/cores.h"
 
 namespace ringfold::region {
 namespace {
@@ -22,14 +23,6 @@ constexpr Nanoseconds kOrdinary = std::chrono::milliseconds(2);
 constexpr Nanoseconds kLookAround = std::chrono::milliseconds(50);
 // Phases that the engine's thread works through before it looks at something else.
 constexpr int kPhasesATurn = 16;
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Phases count on for ever and wrap round.
 bool at_or_after(uint32_t phase, uint32_t other) {
@@ -53,15 +46,14 @@ class Region::Turn {
               !taken.exchange(true, std::memory_order_acquire)) {}
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
-  ~Turn() { end(); }
-  explicit operator bool() const { return mine_; }
-  void end() {
-    if (std::exchange(mine_, false)) taken_.store(false, std::memory_order_release);
+  ~Turn() {
+    if (mine_) taken_.store(false, std::memory_order_release);
   }
+  explicit operator bool() const { return mine_; }
 
  private:
   std::atomic<bool>& taken_;
-  bool mine_;
+  const bool mine_;
 };
 
 Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience patience,

@@ -32,10 +32,8 @@ inline constexpr size_t kPoolBytesOfAll = 16 << 20;
 struct alignas(128) Flag {
   std::atomic<uint32_t> phase;
   uint32_t fingerprint;  // of the operation, as its rank understands it
-  uint32_t offer;        // registered memory of the operation's buffers, plus one; 0: none
-  uint32_t unused;
-  uint64_t offer_send, offer_recv;  // where in it they begin, in bytes
-  std::byte payload[kInline];       // begins in the flag's own cache line
+  // Begins in the flag's own cache line.
+  alignas(32) std::byte payload[kInline];
 };
 static_assert(offsetof(Flag, payload) == 32);
 
