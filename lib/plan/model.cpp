@@ -385,7 +385,8 @@ std::optional<Choice> best_piece(Schedule s, size_t element_bytes, const Machine
     }
   } else {
     const size_t all = s.count * element_bytes;
-    for (size_t bytes = kMinPieceBytes; bytes <= kMaxPieceBytes; bytes *= 2) {
+    const size_t most = machine.per_host < s.size ? kMaxRemotePieceBytes : kMaxPieceBytes;
+    for (size_t bytes = kMinPieceBytes; bytes <= most; bytes *= 2) {
       attempt(bytes);
       if (bytes >= all) break;  // larger ones would not cut either
     }
