@@ -100,13 +100,11 @@ class Measurement {
     const Load::Share others = load.others();
     const double line_after = team_.line_latency_ns();
     char line[512];
-    std::snprintf(line, sizeof line,
-                  "%zu,%s,%lld,%.4f,%.4f,%.4f,%.4f,%.0f,%.1f,%.1f,%.1f,%.1f,%.3f\n",
-                  job_.bytes, job_.in_place ? "ip" : "oop",
-                  static_cast<long long>(timings.iterations), least(timings.loop),
-                  median(timings.loop), least(timings.sync), median(timings.sync), wrong,
-                  others.foreign_percent, others.steal_percent, line_before, line_after,
-                  timings.cpu);
+    std::snprintf(
+        line, sizeof line, "%zu,%s,%lld,%.4f,%.4f,%.4f,%.4f,%.0f,%.1f,%.1f,%.1f,%.1f,%.3f\n",
+        job_.bytes, job_.in_place ? "ip" : "oop", static_cast<long long>(timings.iterations),
+        least(timings.loop), median(timings.loop), least(timings.sync), median(timings.sync), wrong,
+        others.foreign_percent, others.steal_percent, line_before, line_after, timings.cpu);
     return line;
   }
 
