@@ -102,18 +102,19 @@ class Hosts(unittest.TestCase):
         self.assertEqual(laboratories() - self.before, set())
 
     @staticmethod
-    def bench(laboratory, *arguments, environment=()):
-        """`ringfold bench` with a rank for each of the laboratory's; rank 0's JSON."""
+    def bench(laboratory, *arguments, host_of=None):
+        """`ringfold bench` with a rank for each of the laboratory's; rank 0's JSON. `host_of`: where
+        a rank is, if not block by block."""
+        host_of = host_of or laboratory.host_of
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "bench.json")
             ranks = []
             for rank in range(laboratory.ranks):
                 settings = {"RINGFOLD_RANK": str(rank), "RINGFOLD_SIZE": str(laboratory.ranks),
                             "RINGFOLD_COORDINATOR": f"{laboratory.address(1)}:23456",
-                            "RINGFOLD_SECRET": "only for this test, of no use elsewhere",
-                            **dict(environment)}
+                            "RINGFOLD_SECRET": "only for this test, of no use elsewhere"}
                 ranks.append(subprocess.Popen(  # pylint: disable=consider-using-with
-                    [*laboratory.inside(laboratory.host_of(rank)), RINGFOLD, "bench", "all_reduce",
+                    [*laboratory.inside(host_of(rank)), RINGFOLD, "bench", "all_reduce",
                      *arguments, "--json", file], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT, text=True, env={**os.environ, **settings}))
             outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
@@ -122,19 +123,33 @@ class Hosts(unittest.TestCase):
             with open(file, encoding="utf-8") as text:
                 return json.load(text)
 
-    def test_each_link_carries_what_the_model_says(self):
-        with Laboratory([1, 1, 1]) as laboratory:
-            before = [laboratory.sent(host) for host in (1, 2, 3)]
-            data = self.bench(laboratory, "-b", "3M", "-e", "3M", "-n", "5", "-w", "0", "-c", "0")
-            sent = [laboratory.sent(host) - was for host, was in zip((1, 2, 3), before)]
-        self.assertEqual((data["ranks"], data["hosts"]), (3, 3))
+    def check_links(self, layout, algorithm, factor, host_of=None):
+        """The bytes that leave each host are `factor` times those of a call."""
+        with Laboratory(layout) as laboratory:
+            every = range(1, len(layout) + 1)
+            before = [laboratory.sent(host) for host in every]
+            data = self.bench(laboratory, "-b", "3M", "-e", "3M", "-n", "5", "-w", "0", "-c", "0",
+                              "--algorithm", algorithm, host_of=host_of)
+            sent = [laboratory.sent(host) - was for host, was in zip(every, before)]
+        self.assertEqual((data["ranks"], data["hosts"]), (sum(layout), len(layout)))
         result = data["results"][0]
-        self.assertEqual(result["transport"], "ucx")
+        self.assertIn("ucx", result["transport"])
+        self.assertEqual(result["algorithm"], algorithm)
         calls = 2 * (1 + 5 + 5)  # in and out of place: the first, back to back, one by one
-        model = calls * 2 * 2 / 3 * 3 * MI
         for one in sent:  # headers, acknowledgements, start-up
-            self.assertGreater(one, model)
-            self.assertLess(one, 1.03 * model)
+            self.assertGreater(one, calls * factor * 3 * MI)
+            self.assertLess(one, 1.03 * calls * factor * 3 * MI)
+
+    def test_each_link_carries_what_the_model_says(self):
+        self.check_links([1, 1, 1], "ring", 2 * 2 / 3)
+
+    def test_several_ranks_of_a_host_send_its_bytes_once(self):
+        self.check_links([2, 2], "two_level", 2 * 1 / 2)
+        self.check_links([2, 2, 2], "two_level", 2 * 2 / 3, host_of=lambda rank: rank % 3 + 1)
+
+    def test_a_ring_crosses_each_link_once_whatever_the_numbering(self):
+        # Uneven hosts, ranks dealt out in turns.
+        self.check_links([3, 2], "ring", 2 * 4 / 5, host_of=lambda rank: [1, 2, 1, 2, 1][rank])
 
     def test_sums_are_right(self):
         for layout in ([1, 1], [3, 2], [1, 4]):
