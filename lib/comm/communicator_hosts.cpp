@@ -31,6 +31,7 @@ void Communicator::Impl::open_two_level() {
   }
   if (index < shards) {
     std::vector<int> ring;
+    ring.reserve(hosts.size());
     for (const auto& ranks : hosts) ring.push_back(ranks[index]);
     across = part(ids[1], channel_->family, ring);
   }

@@ -44,8 +44,8 @@ Call part_of(const Call& whole, Call part) {
 
 // A call of the user on its way.
 struct TwoLevel::Running {
-  Running(const Call& c, std::shared_ptr<Work::State> s, int segments_, int shards)
-      : call(c), state(std::move(s)), segments(segments_), left(segments_ * shards + 1) {
+  Running(const Call& c, std::shared_ptr<Work::State> s, int many, int shards)
+      : call(c), state(std::move(s)), segments(many), left(many * shards + 1) {
     crossed.resize(static_cast<size_t>(segments), false);
   }
 
