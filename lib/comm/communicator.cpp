@@ -117,11 +117,21 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
     machine_.remote = settled_.machine->remote;
     machine_.gamma = settled_.machine->gamma;
   }
-  const bool one_host = transport().find("ucx") == std::string::npos;
-  machine_.per_host = one_host ? size_ : 1;
+  layout_ = lay_out(hosts(), rank);
+  machine_.per_host = layout_.per_host;
   record_->name_transport(transport());
   cuda::prepare();
   world_->engine().open(channel_);
+}
+
+// Of every rank; where ranks of one host may not share memory, each passes for a host of its own.
+std::vector<std::string> Communicator::Impl::hosts() const {
+  const bool share = settled_.transports.find("shm") != std::string::npos ||
+                     settled_.transports.find("loopback") != std::string::npos;
+  std::vector<std::string> hosts;
+  for (const Peer peer : channel_->peers)
+    hosts.push_back(share ? world_->host(peer) : std::to_string(peer));
+  return hosts;
 }
 
 // Waits for its own last operation, so that no buffer is touched afterwards; not for those of other
@@ -221,6 +231,8 @@ Work Communicator::Impl::collective(const Call& call) {
   operation->what = {chosen->schedule, call.type, call.reduction.op,
                      chosen->piece_bytes / size_of(call.type), false};
   operation->position = rank_;
+  if (call.collective == Collective::all_reduce) order_by_host(*operation);
+  state->position = operation->position;
   if (Status status = place(*operation, call.send, call.recv, arithmetic(call), call.stream);
       !status.ok())
     return Work(status);
@@ -231,6 +243,16 @@ Work Communicator::Impl::collective(const Call& call) {
   }
   start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
+}
+
+// Any order of the ranks gives the same sum, but for its rounding, in which NCCL's is to be kept.
+void Communicator::Impl::order_by_host(UserOperation& operation) const {
+  if (layout_.in_order() || settled_.numerics == Numerics::nccl) return;
+  operation.position = layout_.position;
+  for (const int rank : layout_.ranks) {
+    operation.transports.push_back(channel_->transports[static_cast<size_t>(rank)]);
+    operation.peers.push_back(channel_->peers[static_cast<size_t>(rank)]);
+  }
 }
 
 // What is computed for a call: NCCL's average of floats is a sum of inputs times 1/N.
@@ -262,74 +284,6 @@ Status Communicator::Impl::place(UserOperation& operation, const void* input, vo
   operation.deadline = Nanoseconds::max();  // until the stream comes to it
   operation.patience = settled_.timeout;
   return {};
-}
-
-namespace {
-
-// A collective of a graph. It has a channel of its own, so that its replays are numbered apart from
-// other calls, which come in another order on each rank. Lives as long as the graph.
-class GraphOperation final : public cuda::Replayed {
- public:
-  GraphOperation(std::shared_ptr<World> world, std::shared_ptr<Channel> channel,
-                 std::shared_ptr<Pending> pending, const Description& what, Nanoseconds timeout)
-      : world_(std::move(world)),
-        channel_(std::move(channel)),
-        pending_(std::move(pending)),
-        what_(what),
-        timeout_(timeout) {
-    world_->engine().open(channel_);
-  }
-  ~GraphOperation() override { world_->engine().close(channel_); }
-  GraphOperation(const GraphOperation&) = delete;
-  GraphOperation& operator=(const GraphOperation&) = delete;
-
-  void start(std::unique_ptr<Compute> compute) noexcept override {
-    auto operation = std::make_unique<UserOperation>(std::make_shared<Work::State>(), pending_);
-    operation->channel = channel_;
-    operation->called = steady_clock().now();
-    operation->what = what_;
-    operation->position = channel_->rank;
-    operation->compute = std::move(compute);
-    operation->deadline = Nanoseconds::max();
-    operation->patience = timeout_;
-    world_->engine().submit(std::move(operation));
-  }
-  void fail(const Status& why) noexcept override { world_->engine().fail(channel_->id, why, true); }
-
- private:
-  const std::shared_ptr<World> world_;
-  const std::shared_ptr<Channel> channel_;
-  const std::shared_ptr<Pending> pending_;
-  const Description what_;
-  const Nanoseconds timeout_;
-};
-
-}  // namespace
-
-// Every rank captures the same collectives in the same order: that numbers their channels.
-Status Communicator::Impl::capture(const UserOperation& operation, const void* input, void* work,
-                                   Reduction reduction, Stream stream) {
-  constexpr uint32_t kMostCaptured = 1u << 16, kLargestId = (1u << 14) - 1;
-  const Description& what = operation.what;
-  // Only two ranks would count it.
-  if (what.point_to_point)
-    return {Code::unsupported, "a message cannot be captured in a CUDA graph, only collectives"};
-  const uint32_t number = captured_.fetch_add(1);
-  if (number >= kMostCaptured || channel_->id > kLargestId)
-    return {Code::unsupported, "too many communicators, or too many captured collectives of one"};
-  auto channel = std::make_shared<Channel>();
-  channel->id = kCapturedChannel | channel_->id * kMostCaptured | number;
-  channel->family = channel_->family;
-  channel->rank = rank_;
-  channel->transports = channel_->transports;
-  channel->peers = channel_->peers;
-  channel->record = record_;
-  channel->trace = settled_.trace;
-  channel->verify = settled_.verify;
-  return cuda::record({&what.schedule, operation.position, input, work, what.type, reduction,
-                       what.piece, what.point_to_point, stream},
-                      std::make_unique<GraphOperation>(world_, std::move(channel), pending_, what,
-                                                       settled_.timeout));
 }
 
 Nanoseconds Communicator::Impl::deadline() const {

@@ -50,6 +50,13 @@ std::string Description::text() const {
   return text;
 }
 
+int Operation::rank_at(int at) const {
+  if (at < 0 || peers.empty()) return at;
+  const auto& ranks = channel->peers;
+  const auto rank = std::ranges::find(ranks, peers[static_cast<size_t>(at)]);
+  return static_cast<int>(rank - ranks.begin());
+}
+
 record::What Description::recorded() const {
   record::What what;
   what.collective = schedule.collective;
@@ -343,8 +350,7 @@ void Engine::note_progress(Operation& operation) {
   const Execution::Awaited next = operation.execution->awaited();
   if (operation.channel->trace) operation.mark(next.step, steady_clock().now());
   record::progress(*operation.entry, next.step, operation.execution->steps());
-  const int rank = operation.what.point_to_point ? operation.partner : next.position;
-  const auto whom = static_cast<uint32_t>(next.position < 0 ? 0 : rank + 1);
+  const auto whom = static_cast<uint32_t>(operation.rank_at(next.position) + 1);
   record::put(operation.entry->awaited, whom | (next.sends ? 0x80000000u : 0u));
 }
 

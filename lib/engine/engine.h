@@ -115,7 +115,7 @@ class Operation {
   Description what;
   int position = 0;                    // in the schedule
   int partner = -1;                    // point to point: the other rank
-  std::vector<Transport*> transports;  // point to point: by position; else empty: the channel's
+  std::vector<Transport*> transports;  // by position; empty: the channel's, positions are ranks
   std::vector<Peer> peers;
   std::unique_ptr<Compute> compute;
   // In place of `compute`, for a companion: the user's buffers.
@@ -128,6 +128,8 @@ class Operation {
   Nanoseconds patience{};  // not 0: the deadline is that long after its memory is ready
   Nanoseconds called{};    // on the engine's clock
 
+  // The rank at a position of the schedule; -1 of -1.
+  [[nodiscard]] int rank_at(int at) const;
   // Notes for the trace, if there is one, that all steps before this one are through.
   void mark(int step, Nanoseconds now) {
     if (channel->trace && marks.size() < record::kMostMarks) marks.push_back({step, now});

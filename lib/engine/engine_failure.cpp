@@ -104,9 +104,9 @@ void Engine::check_quiet(Nanoseconds now) {
     if (o.quiet_at == Nanoseconds(0) || !o.channel->failed.ok()) continue;
     if (o.quiet_at <= now) {
       o.quiet_at = now + kQuiet;
-      const int position = o.execution->awaited().position;
-      if (o.ready && position >= 0)
-        on_quiet(*o.channel, o, o.channel->peers[static_cast<size_t>(position)]);
+      const int rank = o.rank_at(o.execution->awaited().position);
+      if (o.ready && rank >= 0)
+        on_quiet(*o.channel, o, o.channel->peers[static_cast<size_t>(rank)]);
     }
     next_quiet_ = std::min(next_quiet_, o.quiet_at);
   }
