@@ -200,6 +200,34 @@ static void refuses_wrong_arguments(void) {
   OK(ringfold_destroy(comm));
 }
 
+static void tells_what_was_done(void) {
+  static char text[1 << 20];
+  ringfold_comm_t comm = alone(), grown = NULL;
+  ringfold_unique_id id;
+  ringfold_counters one, all;
+  float x = 1;
+  size_t needed = 0;
+  memset(&id, 0, sizeof id);
+  OK(ringfold_all_reduce(comm, &x, &x, 1, RINGFOLD_F32, RINGFOLD_SUM, 1, NULL));
+  OK(ringfold_get_counters(comm, &one));
+  CHECK(one.operations == 1 && one.finished == 1 && one.failures == 0);
+  OK(ringfold_get_counters(NULL, &all));
+  CHECK(all.operations >= one.operations);
+  INVALID(ringfold_get_counters(comm, NULL), "counters is null");
+  INVALID(ringfold_record(comm, text, 4, &needed), "bytes");
+  OK(ringfold_record(comm, text, needed, NULL));
+  CHECK(strlen(text) + 1 == needed);
+  CHECK(strstr(text, "\"collective\": \"all_reduce\"") != NULL);
+  OK(ringfold_record(NULL, text, sizeof text, NULL));
+  CHECK(text[0] == '[');
+  OK(ringfold_prometheus(text, sizeof text, &needed));
+  CHECK(strstr(text, "# TYPE ringfold_operations_total counter\n") != NULL);
+  INVALID(ringfold_prometheus(NULL, 0, &needed), "bytes");
+  INVALID(ringfold_grow(comm, id, 0, &grown), "at least 1");
+  CHECK(grown == NULL);
+  OK(ringfold_destroy(comm));
+}
+
 static void works_alone(void) {
   const ringfold_comm_t comm = alone();
   ringfold_work_t work = NULL;
@@ -464,6 +492,7 @@ int main(void) {
   refuses_dead_handles();
   refuses_wrong_arguments();
   works_alone();
+  tells_what_was_done();
   groups();
 
   OK(ringfold_get_unique_id(&id));

@@ -60,6 +60,7 @@ class Running {
     execv(RINGFOLD_TOOL, pointers.data());
     _exit(126);
   }
+  [[nodiscard]] pid_t pid() const { return pid_; }
   void signal(int number) const { kill(pid_, number); }
   [[nodiscard]] Outcome wait() {
     int status = 0;
@@ -529,6 +530,51 @@ TEST_CASE("the library prints nothing of its own, to stdout or stderr") {
   CHECK(o.status == 0);
   CHECK(o.out.empty());
   CHECK(o.err.empty());
+}
+
+// Of the process with this number, as soon as there are so many.
+std::vector<pid_t> children_of(pid_t parent, size_t count) {
+  std::vector<pid_t> children;
+  for (int i = 0; i < 1000 && children.size() < count; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    children.clear();
+    std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +
+                       "/children");
+    for (pid_t child = 0; list >> child;) children.push_back(child);
+  }
+  return children;
+}
+
+TEST_CASE("doctor --attach: where the communicators of a process stand, even of a stopped one") {
+  Running running({"bench", "all_reduce", "--ranks", "2", "-b", "4M", "-e", "4M", "-n", "1000000"});
+  const auto ranks = children_of(running.pid(), 2);
+  REQUIRE(ranks.size() == 2);
+  const std::string number = std::to_string(ranks[1]);
+  Outcome o;
+  for (int i = 0; i < 500; ++i) {  // until it has begun
+    o = tool({"doctor", "--attach", number});
+    if (o.out.find("all_reduce f32 sum of 1048576") != std::string::npos) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  kill(ranks[0], SIGSTOP);
+  kill(ranks[1], SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  o = tool({"doctor", "--attach", number});
+  kill(ranks[0], SIGKILL);
+  kill(ranks[1], SIGKILL);
+  (void)running.wait();
+  CHECK(o.status == 0);
+  INFO(o.out);
+  CHECK_THAT(o.out, Contains("process " + number + ", stopped; ringfold " RINGFOLD_VERSION_TEXT));
+  CHECK_THAT(o.out, Contains("communicator 0: rank 1 of 2, region"));
+  CHECK_THAT(o.out, Contains("rank 0 (process " + std::to_string(ranks[0]) + ", stopped): in "));
+  CHECK_THAT(o.out, Contains("all_reduce f32 sum of 1048576 elements (region): done in"));
+  CHECK_THAT(o.out, Contains("operations called"));
+
+  const Outcome none = tool({"doctor", "--attach", std::to_string(getpid())});
+  CHECK(none.status == 3);
+  CHECK_THAT(none.err, Contains("has made no communicator"));
+  CHECK(tool({"doctor", "--attach", "-1"}).status == 2);
 }
 
 TEST_CASE("doctor: findings, settings with what is wrong, and no secrets") {

@@ -26,4 +26,7 @@ Command add_model(CLI::App& app);
 Command add_doctor(CLI::App& app);
 Command add_sim(CLI::App& app);
 
+// doctor --attach.
+int attach(int pid);
+
 }  // namespace ringfold::tools

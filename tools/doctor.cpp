@@ -131,8 +131,14 @@ Command add_doctor(CLI::App& app) {
   auto* const doctor =
       app.add_subcommand("doctor", "Examine this machine and the settings, and say what is wrong");
   auto file = std::make_shared<std::string>();
+  auto pid = std::make_shared<int>(0);
   doctor->add_option("--json", *file, "also write the findings there");
-  return [file]() -> int {
+  doctor
+      ->add_option("--attach", *pid,
+                   "say instead where the communicators of this process stand, also if it hangs")
+      ->check(CLI::PositiveNumber);
+  return [file, pid]() -> int {
+    if (*pid != 0) return attach(*pid);
     const Json found = examine();
     print(found);
     if (file->empty()) return kSuccess;

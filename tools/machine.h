@@ -1,15 +1,10 @@
-// MACHINE.json: the measured costs that the model works with.
+// MACHINE.json, as the tools call it.
 #pragma once
 
-#include <string>
-
-#include "ringfold/model.h"
-#include "ringfold/status.h"
+#include "lib/comm/machine.h"
 
 namespace ringfold::tools {
 
-// {"local": {"alpha": s, "beta": s/B}, "remote": {...}, "gamma": s/B, "per_host": ranks}; what is
-// left out keeps its built-in value. invalid_argument: unreadable, or another key or kind of value.
-Result<Machine> read_machine(const std::string& file);
+using ringfold::read_machine;
 
 }  // namespace ringfold::tools

@@ -123,6 +123,17 @@ typedef struct ringfold_report {
   double measured_seconds; /* from the call to completion */
 } ringfold_report;
 
+/* What was done so far; see ringfold::Counters in record.h. */
+typedef struct ringfold_counters {
+  uint64_t operations;     /* called */
+  uint64_t finished;       /* of these, over and well */
+  uint64_t bytes_sent;     /* payload */
+  uint64_t bytes_received; /* payload */
+  uint64_t waits;          /* times that a thread waited for an operation */
+  double wait_seconds;     /* spent so */
+  uint64_t failures;       /* communicators that failed */
+} ringfold_counters;
+
 /* One tensor of ringfold_average_gradients: `count` elements of a float type, averaged in place. */
 typedef struct ringfold_gradient {
   void* data;
@@ -189,6 +200,25 @@ RINGFOLD_API ringfold_status ringfold_bytes_sent(ringfold_comm_t comm, uint64_t*
 /* Writes "shm", "ucx", "shm+ucx", "loopback" or "self" with a final 0 into the `bytes` bytes at
  * `name`. RINGFOLD_INVALID_ARGUMENT if they are too few; 32 are enough. */
 RINGFOLD_API ringfold_status ringfold_transport(ringfold_comm_t comm, char* name, size_t bytes);
+
+/* A new communicator of all ranks of `comm` and `newcomers` more behind them, which call
+ * ringfold_init_id with the same id, the new size and ranks from the old size on. `id` counts on
+ * rank 0 only, which got it from ringfold_get_unique_id and handed it to the newcomers. */
+RINGFOLD_API ringfold_status ringfold_grow(ringfold_comm_t comm, ringfold_unique_id id,
+                                           int newcomers, ringfold_comm_t* out);
+
+/* ---- Record ---- */
+
+/* The counters of a communicator; NULL: of this process, communicators that are gone included. */
+RINGFOLD_API ringfold_status ringfold_get_counters(ringfold_comm_t comm,
+                                                   ringfold_counters* counters);
+/* The latest operations of a communicator as JSON, with 0 at the end; NULL: of all communicators of
+ * several ranks of this process. *needed (may be NULL) is set to the bytes that the whole takes; if
+ * that is more than `bytes`, nothing is written: RINGFOLD_INVALID_ARGUMENT. */
+RINGFOLD_API ringfold_status ringfold_record(ringfold_comm_t comm, char* text, size_t bytes,
+                                             size_t* needed);
+/* The counters of this process as the text that Prometheus scrapes; otherwise as above. */
+RINGFOLD_API ringfold_status ringfold_prometheus(char* text, size_t bytes, size_t* needed);
 
 /* ---- Work ----
  *

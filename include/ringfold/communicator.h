@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "ringfold/bootstrap.h"
+#include "ringfold/record.h"
 #include "ringfold/schedule.h"
 #include "ringfold/status.h"
 #include "ringfold/types.h"
@@ -158,6 +159,13 @@ class Communicator {
   // messages: connections that break, and deadlines.
   [[nodiscard]] Result<Communicator> shrink(std::span<const int> exclude);
 
+  // All ranks of this communicator, in the same order, and `newcomers` more behind them form a new
+  // communicator. The newcomers are processes that call create(Rendezvous::from_id(id, rank, size))
+  // with the new size and ranks from size() on. `id` counts on rank 0 only, which has got it from
+  // Rendezvous::unique_id() and handed it to the newcomers. Blocks until all are there, at most
+  // until the deadline of an operation. This communicator stays as it is.
+  [[nodiscard]] Result<Communicator> grow(const UniqueId& id, int newcomers);
+
   // Ends every pending and future operation of this communicator, on every rank, with
   // Code::aborted and `why`. Returns at once.
   void abort(const std::string& why = "abort() was called");
@@ -165,6 +173,9 @@ class Communicator {
   [[nodiscard]] Status health() const;
   // Payload bytes this rank has sent on all transports of its world, counted by them.
   [[nodiscard]] uint64_t bytes_sent() const;
+  // What this communicator has done, and its latest operations as JSON; see record.h.
+  [[nodiscard]] Counters counters() const;
+  [[nodiscard]] std::string record() const;
   // What collectives use: "region", "shm", "ucx", "shm+ucx", "loopback", "self".
   [[nodiscard]] std::string transport() const;
 

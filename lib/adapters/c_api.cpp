@@ -215,6 +215,20 @@ ringfold_status ringfold_split(ringfold_comm_t comm, int color, int key, ringfol
   }));
 }
 
+ringfold_status ringfold_grow(ringfold_comm_t comm, ringfold_unique_id id, int newcomers,
+                              ringfold_comm_t* out) {
+  if (out == nullptr) return answer(null_pointer("out"));
+  const Status may = may_block();
+  if (!may.ok()) return answer(may);
+  UniqueId opaque;
+  std::copy(std::begin(id.bytes), std::end(id.bytes), opaque.bytes.begin());
+  return answer(with(comm, [&](Communicator& found) {
+    Result<Communicator> grown = found.grow(opaque, newcomers);
+    if (grown.ok()) *out = communicators().add(*grown);
+    return grown.status();
+  }));
+}
+
 ringfold_status ringfold_abort(ringfold_comm_t comm, const char* why) {
   return answer(with(comm, [&](Communicator& found) {
     if (why != nullptr) {

@@ -52,12 +52,17 @@ using Impl = Communicator::Impl;
 // ---- making and ending ------------------------------------------------------------------------
 
 Result<Communicator> Communicator::create(const Rendezvous& where, const Options& options) {
-  const auto settled = settle(options);
+  auto settled = settle(options);
   if (!settled.ok()) return settled.status();
   if (where.size < 1 || where.rank < 0 || where.rank >= where.size)
     return Status(Code::invalid_argument,
                   fmt::format("rank {} of {}: expected 0 <= rank < size", where.rank, where.size));
   set_log_rank(where.rank);
+  if (const auto file = setting("RINGFOLD_TRACE")) {
+    auto trace = record::Trace::open(*file, where.rank);
+    if (!trace.ok()) return trace.status();
+    settled->trace = std::move(*trace);
+  }
   for (const UnknownSetting& unknown : unknown_settings())
     log_line(LogLevel::warn,
              fmt::format("{} is not a setting of ringfold{}", unknown.name,
@@ -86,15 +91,22 @@ Work Communicator::create(const Rendezvous& where, const Options& options, Commu
   return Work(state);
 }
 
-Communicator::Impl::Impl(const Settled& settled) : settled_(settled) {}
+Communicator::Impl::Impl(const Settled& settled)
+    : settled_(settled), record_(record::Record::open({})) {
+  record_->name_transport(transport());
+}
 
 Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, uint32_t id,
                          uint32_t family, std::vector<Peer> peers, int rank)
     : settled_(settled),
       world_(std::move(world)),
       rank_(rank),
-      size_(static_cast<int>(peers.size())) {
+      size_(static_cast<int>(peers.size())),
+      record_(record::Record::open({world_->nonce(), id, rank, size_})) {
   channel_ = std::make_shared<Channel>();
+  channel_->record = record_;
+  channel_->trace = settled_.trace;
+  channel_->verify = settled_.verify;
   channel_->id = id;
   channel_->family = family;
   channel_->rank = rank;
@@ -102,8 +114,14 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
   channel_->peers = std::move(peers);
   machine_.local = transport() == "loopback" ? kLoopbackLink : kShmLink;
   machine_.remote = kTcpLink;
+  if (settled_.machine) {
+    if (transport() != "loopback") machine_.local = settled_.machine->local;
+    machine_.remote = settled_.machine->remote;
+    machine_.gamma = settled_.machine->gamma;
+  }
   layout_ = lay_out(hosts(), rank);
   machine_.per_host = layout_.per_host;
+  record_->name_transport(transport());
   cuda::prepare();
   world_->engine().open(channel_);
 }
@@ -190,7 +208,7 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 Work Communicator::Impl::collective(const Call& call) {
   const bool in_region_memory =
       region_ && !cuda::is_device_memory(call.send) && !cuda::is_device_memory(call.recv);
-  if (Work done; in_region_memory && quick(call, &done)) return done;
+  if (Work done; in_region_memory && !settled_.trace && quick(call, &done)) return done;
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
   if (in_region_memory) return in_region(call);
@@ -200,6 +218,7 @@ Work Communicator::Impl::collective(const Call& call) {
   auto chosen = choice(call.collective, size_, call.count, size_of(call.type), call.root);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
+  state->record = record_;
   state->schedule = chosen->schedule;
   state->position = rank_;
   state->element_bytes = size_of(call.type);
@@ -213,6 +232,7 @@ Work Communicator::Impl::collective(const Call& call) {
   }
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;
+  operation->called = state->started;
   operation->what = {chosen->schedule,
                      call.type,
                      call.reduction.op,
@@ -275,103 +295,6 @@ Status Communicator::Impl::place(UserOperation& operation, const void* input, vo
   return {};
 }
 
-namespace {
-
-// A collective of a graph. It has a channel of its own, so that its replays are numbered apart from
-// other calls, which come in another order on each rank. Lives as long as the graph.
-class GraphOperation final : public cuda::Replayed {
- public:
-  GraphOperation(std::shared_ptr<World> world, std::shared_ptr<Channel> channel,
-                 std::shared_ptr<Pending> pending, const Description& what, Nanoseconds timeout)
-      : world_(std::move(world)),
-        channel_(std::move(channel)),
-        pending_(std::move(pending)),
-        what_(what),
-        timeout_(timeout) {
-    world_->engine().open(channel_);
-  }
-  ~GraphOperation() override { world_->engine().close(channel_); }
-  GraphOperation(const GraphOperation&) = delete;
-  GraphOperation& operator=(const GraphOperation&) = delete;
-
-  void start(std::unique_ptr<Compute> compute) noexcept override {
-    auto operation = std::make_unique<UserOperation>(std::make_shared<Work::State>(), pending_);
-    operation->channel = channel_;
-    operation->what = what_;
-    operation->position = channel_->rank;
-    operation->compute = std::move(compute);
-    operation->deadline = Nanoseconds::max();
-    operation->patience = timeout_;
-    world_->engine().submit(std::move(operation));
-  }
-  void fail(const Status& why) noexcept override { world_->engine().fail(channel_->id, why, true); }
-
- private:
-  const std::shared_ptr<World> world_;
-  const std::shared_ptr<Channel> channel_;
-  const std::shared_ptr<Pending> pending_;
-  const Description what_;
-  const Nanoseconds timeout_;
-};
-
-}  // namespace
-
-// Every rank captures the same collectives in the same order: that numbers their channels.
-Status Communicator::Impl::capture(const UserOperation& operation, const void* input, void* work,
-                                   Reduction reduction, Stream stream) {
-  constexpr uint32_t kMostCaptured = 1u << 16, kLargestId = (1u << 14) - 1;
-  const Description& what = operation.what;
-  // Only two ranks would count it.
-  if (what.point_to_point)
-    return {Code::unsupported, "a message cannot be captured in a CUDA graph, only collectives"};
-  const uint32_t number = captured_.fetch_add(1);
-  if (number >= kMostCaptured || channel_->id > kLargestId)
-    return {Code::unsupported, "too many communicators, or too many captured collectives of one"};
-  auto channel = std::make_shared<Channel>();
-  channel->id = kCapturedChannel | channel_->id * kMostCaptured | number;
-  channel->family = channel_->family;
-  channel->rank = rank_;
-  channel->names = channel_->names;
-  channel->transports = channel_->transports;
-  channel->peers = channel_->peers;
-  return cuda::record({&what.schedule, operation.position, input, work, what.type, reduction,
-                       what.piece, what.point_to_point, stream},
-                      std::make_unique<GraphOperation>(world_, std::move(channel), pending_, what,
-                                                       settled_.timeout));
-}
-
-// One rank: only the local steps are left of a schedule.
-void Communicator::Impl::run_alone(Work::State& state, const Call& call) const {
-  if (cuda::is_device_memory(call.send) || cuda::is_device_memory(call.recv))
-    return state.complete(run_alone_on_device(state.schedule, call));
-  static SlotPool unused;
-  HostCompute compute(state.schedule, 0, call.send, call.recv, call.type, arithmetic(call), 1,
-                      unused);
-  Completion ignored;
-  ignored.done = [](Completion*, const Status&) noexcept {};
-  for (int i = 0; i < step_count(state.schedule); ++i)
-    compute.copy_local(step(state.schedule, 0, i).recv, &ignored);
-  state.report.measured_seconds =
-      std::chrono::duration<double>(steady_clock().now() - state.started).count();
-  state.complete(Status());
-}
-
-// Done means here that it is on the stream.
-Status Communicator::Impl::run_alone_on_device(const Schedule& schedule, const Call& call) {
-  const size_t element = size_of(call.type);
-  const double factor = call.reduction.op == Op::premul_sum ? call.reduction.factor : 1.0;
-  for (int i = 0; i < step_count(schedule); ++i) {
-    const Range range = step(schedule, 0, i).recv;  // of frames that begin at 0
-    const size_t offset = range.begin * element;
-    if (Status status = cuda::enqueue_copy(static_cast<const std::byte*>(call.send) + offset,
-                                           static_cast<std::byte*>(call.recv) + offset, range.count,
-                                           call.type, factor, call.stream);
-        !status.ok())
-      return status;
-  }
-  return {};
-}
-
 Nanoseconds Communicator::Impl::deadline() const {
   const Nanoseconds now = steady_clock().now();
   return settled_.timeout >= Nanoseconds::max() - now ? Nanoseconds::max() : now + settled_.timeout;
@@ -390,10 +313,12 @@ Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType t
   auto chosen = choice(Collective::broadcast, 2, count, size_of(type), 0);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
+  state->record = record_;
   state->report.transport = transport();
   state->started = steady_clock().now();
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;
+  operation->called = state->started;
   operation->what = {chosen->schedule, type, Op::sum, chosen->piece_bytes / size_of(type), true};
   operation->position = sends ? 0 : 1;
   operation->partner = partner;

@@ -46,6 +46,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] World* world() const { return world_.get(); }
   [[nodiscard]] std::string transport() const;
+  [[nodiscard]] const record::Record& record() const { return *record_; }
 
   Work collective(const Call& call);
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
@@ -56,6 +57,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   Work message(bool sends, void* buffer, size_t count, DType type, int partner, Stream stream);
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
   [[nodiscard]] Result<Communicator> shrink(std::span<const int> exclude);
+  [[nodiscard]] Options options() const;  // to make another like it
   void abort(const std::string& why);
   void fail(const Status& status);
   [[nodiscard]] Status health() const;
@@ -95,7 +97,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   std::shared_ptr<Work::State> compare_calls(const Call& call);
   void order_by_host(UserOperation& operation) const;
   [[nodiscard]] Reduction arithmetic(const Call& call) const;
-  void run_alone(Work::State& state, const Call& call) const;
+  void run_alone(Work::State& state, const Call& call);
+  void record_alone(const Work::State& state, const Call& call, Nanoseconds now);
   static Status run_alone_on_device(const Schedule& schedule, const Call& call);
   Work self_message(bool sends, void* buffer, size_t count, DType type, Stream stream);
   void meet_self(const SelfMessage& message);
@@ -112,6 +115,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   const int rank_ = 0, size_ = 1;
   Layout layout_;
   Machine machine_;
+  std::shared_ptr<record::Record> record_;
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<region::Region> region_;  // null: collectives go by messages
   std::shared_ptr<TwoLevel> two_level_;     // null: all ranks are on one host, or one on each
@@ -127,7 +131,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
 
   mutable std::mutex self_lock_;
   std::deque<SelfMessage> self_messages_;
-  Status alone_;  // health of one rank
+  Status alone_;              // health of one rank
+  uint32_t alone_calls_ = 0;  // its collectives
   std::atomic<uint32_t> shrinks_{0};
 };
 

@@ -40,6 +40,7 @@ void Communicator::Impl::open_region() {
       [host, peers = channel_->peers](int rank) { host->ring(peers[static_cast<size_t>(rank)]); });
   host->add(region_);
   world_->engine().accompany(channel_, region_);
+  record_->name_transport(transport());
 }
 
 Description Communicator::Impl::region_description(const Call& call) const {
@@ -57,6 +58,7 @@ Description Communicator::Impl::region_description(const Call& call) const {
 
 std::shared_ptr<Work::State> Communicator::Impl::region_state(const Description& what) {
   auto state = std::make_shared<Work::State>(world_);
+  state->record = record_;
   state->report = region::report_of(what.schedule, size_of(what.type), rank_, region_->room());
   state->started = steady_clock().now();
   return state;
@@ -79,6 +81,7 @@ std::unique_ptr<UserOperation> Communicator::Impl::region_operation(
   state->region = region_;
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;
+  operation->called = state->started;
   operation->what = what;
   operation->memory = {call.send, call.recv, call.reduction};
   operation->deadline = deadline();
@@ -95,17 +98,19 @@ Work Communicator::Impl::in_region(const Call& call) {
     return region_operation(call, what, state);
   };
   const auto make = [&] { return std::unique_ptr<Operation>(make_own()); };
-  if (!group_open() && call.count <= std::numeric_limits<uint32_t>::max() && take_waits_at_once()) {
+  if (!settled_.trace && !group_open() && call.count <= std::numeric_limits<uint32_t>::max() &&
+      take_waits_at_once()) {
     const Nanoseconds begun = steady_clock().now();
     const auto shape = region::shape_of(what.schedule, size_of(call.type), region_->room());
     const Operation::Memory memory{call.send, call.recv, call.reduction};
-    switch (region_->run(what, shape, memory, make)) {
+    Nanoseconds ended{};
+    switch (region_->run(what, shape, memory, make, begun, &ended)) {
       case region::Region::Quick::none:
         will_wait_at_once();
         break;
       case region::Region::Quick::done: {
         Work::Brief brief = brief_of(call);
-        brief.seconds = std::chrono::duration<float>(steady_clock().now() - begun).count();
+        brief.seconds = std::chrono::duration<float>(ended - begun).count();
         return Work(brief);
       }
       case region::Region::Quick::started:

@@ -37,6 +37,10 @@ Notice lost(std::string why) {
   return notice;
 }
 
+bool departs(Notice::Kind kind) {
+  return kind == Notice::Kind::lost || kind == Notice::Kind::left;
+}
+
 std::optional<Notice> decode(std::string_view frame, int size) {
   Reader in(frame);
   const bool is_notice = in.u8() == static_cast<uint8_t>(Frame::notice);
@@ -48,7 +52,7 @@ std::optional<Notice> decode(std::string_view frame, int size) {
   notice.text = in.text();
   const uint32_t count = in.u32();
   const auto ranks = static_cast<uint32_t>(size);
-  if (!is_notice || kind > static_cast<uint8_t>(Notice::Kind::left) || origin >= ranks ||
+  if (!is_notice || kind > static_cast<uint8_t>(Notice::Kind::stands) || origin >= ranks ||
       code > static_cast<uint8_t>(Code::internal) || count > ranks) {
     return std::nullopt;
   }
@@ -135,7 +139,7 @@ void Star::forward(const Notice& notice) {
 }
 
 void Star::tell(Notice notice) {
-  notice.kind = Notice::Kind::failed;
+  if (departs(notice.kind)) notice.kind = Notice::Kind::failed;
   notice.origin = rank_;
   notice.text.resize(std::min(notice.text.size(), kMaxNoticeText));
   std::erase_if(notice.members, [&](int member) { return member < 0 || member >= size_; });
@@ -188,7 +192,7 @@ void Star::hear(size_t peer, Notice notice) {
   if (hub()) notice.origin = static_cast<int>(peer);
   const int origin = notice.origin;
   if (origin == rank_) return;
-  if (notice.kind != Notice::Kind::failed) return depart(origin, std::move(notice));
+  if (departs(notice.kind)) return depart(origin, std::move(notice));
   if (hub()) forward(notice);
   const bool concerns_us =
       notice.members.empty() ||

@@ -34,12 +34,17 @@ struct Member {
 // This process: host, host_name, pid and cores; the caller adds rank and addresses.
 [[nodiscard]] Member this_process();
 
+// "0, 2-3"
+[[nodiscard]] std::string rank_list(const std::vector<int>& sorted);
+
 // News about a failure, a lost rank or an orderly goodbye.
 struct Notice {
   enum class Kind : uint8_t {
     failed,  // a communicator failed on the origin; code and text say why
     lost,    // the origin's connection closed without goodbye, or it could not be understood
-    left     // the origin said goodbye
+    left,    // the origin said goodbye
+    asks,    // where do you stand? See standing.h for the texts of both
+    stands   // the answer
   };
   Kind kind = Kind::failed;
   int origin = 0;  // world rank that the news is about; tell() sets it to this rank
@@ -57,7 +62,8 @@ class Control {
   Control& operator=(const Control&) = delete;
   virtual ~Control() = default;  // without leave(): the others see this rank as lost
 
-  // Hands `failed` notices to the members concerned, through rank 0; never blocks, and never calls
+  // Hands notices to the members concerned, through rank 0: `failed`, `asks` or `stands`; whatever
+  // else becomes `failed`. Never blocks, and never calls
   // on_notice of this rank. Nothing happens for members that are gone, or once rank 0 is gone.
   // May be called from on_notice.
   virtual void tell(Notice notice) = 0;

@@ -53,8 +53,6 @@ struct Meeting {
 [[nodiscard]] Agreement own_agreement();
 // "ok", or what differs, who gave which value: 'RINGFOLD_PIECE differs: "64K" on ranks 0, 2-3...'.
 [[nodiscard]] Status compare(const std::vector<Agreement>& by_rank);
-// "0, 2-3"
-[[nodiscard]] std::string rank_list(const std::vector<int>& sorted);
 [[nodiscard]] std::string seconds_text(Nanoseconds time);  // "2 s", "0.3 s"
 
 // The star that stays, from the links of Met.

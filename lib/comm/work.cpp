@@ -40,6 +40,22 @@ struct Held {
 
 thread_local std::vector<Held> held_back;
 
+// Adds what passes while it lives to the record's waits.
+class Waiting {
+ public:
+  Waiting(std::shared_ptr<record::Record> record, Nanoseconds begun)
+      : record_(std::move(record)), begun_(begun) {}
+  ~Waiting() {
+    if (record_) record_->waited(steady_clock().now() - begun_);
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  const std::shared_ptr<record::Record> record_;
+  const Nanoseconds begun_;
+};
+
 }  // namespace
 
 bool group_open() {
@@ -109,6 +125,8 @@ Status Work::State::wait(Nanoseconds timeout) {
     worked = region;
   }
   if (now - std::max(started, returned) < kAtOnce) waits_at_once = true;
+  if (is_done()) return outcome();
+  const Waiting counted(record, now);
   while (!is_done()) {
     const bool drove =
         worked ? worked->wait(done, until) : helped && helped->thread().help(done, until);
@@ -120,6 +138,10 @@ Status Work::State::wait(Nanoseconds timeout) {
     finished.wait_for(guard, std::min<Nanoseconds>(until - clock.now(), kLookAgain),
                       [this] { return done.load(std::memory_order_acquire); });
   }
+  return outcome();
+}
+
+Status Work::State::outcome() {
   const std::lock_guard guard(lock);
   return status;
 }
@@ -148,7 +170,12 @@ void UserOperation::completed(const Status& why) noexcept {
     Report& report = state_->report;
     report.bytes_sent = execution ? execution->bytes_sent() : why.ok() ? bytes_written : 0;
     report.measured_seconds =
-        std::chrono::duration<double>(steady_clock().now() - state_->started).count();
+        std::chrono::duration<double>((ended != Nanoseconds(0) ? ended : steady_clock().now()) -
+                                      state_->started)
+            .count();
+    if (channel->trace && ended != Nanoseconds(0))
+      channel->trace->write({channel->id, id.seq, what.text(), report.transport, state_->started,
+                             ended, report.bytes_sent, to_string(why.code()), marks});
   }
   // The slots go back before the waiter runs, so that its next operation finds them.
   execution.reset();

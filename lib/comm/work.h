@@ -21,6 +21,7 @@ struct Work::State {
   [[nodiscard]] bool is_done();
   void poll_region();
   Status wait(Nanoseconds timeout);
+  Status outcome();
   void then(std::function<void(const Status&)> f);
 
   std::atomic<bool> done{false};
@@ -31,6 +32,7 @@ struct Work::State {
   std::function<void()> expire;
   std::shared_ptr<World> world;            // to help it along while waiting; null once done
   std::shared_ptr<region::Region> region;  // the same, for an operation of a region
+  std::shared_ptr<record::Record> record;  // counts the waiting; null: nobody does
   Status status;
   std::vector<std::function<void(const Status&)>> callbacks;
   Report report;

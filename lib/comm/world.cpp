@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <thread>
 
 #include "lib/base/cores.h"
+#include "lib/comm/machine.h"
 #include "lib/engine/matcher.h"
 #include "transports/transports.h"
 #include "transports/ucx.h"
@@ -42,12 +44,6 @@ Status check_transports(const std::string& list) {
 
 bool allowed(const std::string& list, std::string_view transport) {
   return ("," + list + ",").find(fmt::format(",{},", transport)) != std::string::npos;
-}
-
-Status refuse_unfinished(std::string_view name, std::string_view plain) {
-  const auto value = setting(name);
-  if (!value || value->empty() || *value == plain) return {};
-  return {Code::unsupported, fmt::format("{}={} is not offered by this version", name, *value)};
 }
 
 Result<std::optional<Algorithm>> algorithm_from(const std::string& word) {
@@ -107,10 +103,6 @@ const std::string* address_of(const Member& member, std::string_view transport) 
 
 Result<Settled> settle(const Options& options) {
   Settled settled;
-  for (const auto& [name, plain] :
-       {std::pair<std::string_view, std::string_view>{"RINGFOLD_TRACE", ""},
-        {"RINGFOLD_MACHINE", ""}})
-    if (Status status = refuse_unfinished(name, plain); !status.ok()) return status;
   const auto timeout = setting_duration("RINGFOLD_TIMEOUT");
   if (!timeout.ok()) return timeout.status();
   settled.timeout = options.timeout.value_or(timeout->value_or(kDefaultTimeout));
@@ -137,18 +129,31 @@ Result<Settled> settle(const Options& options) {
   if (!spin.ok()) return spin.status();
   settled.spin_given = spin->has_value();
   settled.spin = spin->value_or(kDefaultSpin);
+  settled.verify = setting("RINGFOLD_VERIFY").value_or("0") == "1";
+  const auto file = setting("RINGFOLD_MACHINE");
+  if (!file) return settled;
+  const auto machine = read_machine(*file);
+  if (!machine.ok())
+    return Status(machine.status().code(), "RINGFOLD_MACHINE: " + machine.status().message());
+  settled.machine = *machine;
   return settled;
 }
 
 // The control connections, looked after by the engine.
 class World::ControlSource final : public Source {
  public:
-  explicit ControlSource(Control& control) : control_(control) {}
-  bool progress() override { return control_.progress(); }
+  ControlSource(Control& control, Standings& standings)
+      : control_(control), standings_(standings) {}
+  bool progress() override {
+    const bool heard = control_.progress();
+    return standings_.check() || heard;
+  }
   int arm() override { return control_.arm(); }
+  [[nodiscard]] Nanoseconds deadline() const override { return standings_.deadline(); }
 
  private:
   Control& control_;
+  Standings& standings_;
 };
 
 World::World(int rank)
@@ -170,10 +175,15 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
                                                         : std::string("auto")},
                         {"piece bytes", std::to_string(settled.piece_bytes)},
                         {"transports", settled.transports},
+                        {"costs of the machine",
+                         settled.machine ? to_string(*settled.machine) : std::string("built-in")},
                         {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}});
   if (!met.ok()) return met.status();
   world->members_ = std::move(met->members);
   world->control_ = std::move(met->control);
+  if (const auto* nonce = address_of(world->members_[0], "nonce"); nonce && nonce->size() >= 8)
+    std::memcpy(&world->nonce_, nonce->data(), sizeof world->nonce_);
+  world->nonce_ |= 1;
   world->listen();
   if (Status status = world->make_routes(settled); !status.ok()) return status;
   std::vector<Cores> here;
@@ -291,7 +301,8 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
 void World::listen() {
   if (!control_) return;
   control_->on_notice = [this](const Notice& notice) { on_notice(notice); };
-  control_source_ = std::make_unique<ControlSource>(*control_);
+  standings_ = std::make_unique<Standings>(engine_, *control_, members_, rank_, nonce_);
+  control_source_ = std::make_unique<ControlSource>(*control_, *standings_);
   engine_.add(*control_source_);
   engine_.on_failed = [this](const Channel& channel, const Status& why) {
     failed_ = true;
@@ -301,6 +312,12 @@ void World::listen() {
     notice.text = why.message();
     notice.members = channel.peers;
     control_->tell(std::move(notice));
+  };
+  engine_.on_stalled = [this](const Channel& channel, const Engine::Stalled& what) {
+    standings_->stalled(channel, what);
+  };
+  engine_.on_quiet = [this](const Channel& channel, const Operation& operation, Peer peer) {
+    standings_->quiet(channel, operation, peer);
   };
   // Asks the other side what it called; its answer is the failure that names both.
   engine_.on_mismatch = [this](const Channel& channel, Peer peer, uint32_t seq) {
@@ -326,6 +343,12 @@ void World::on_notice(const Notice& notice) {
       return;
     case Notice::Kind::left:
       engine_.left(notice.origin);
+      return;
+    case Notice::Kind::asks:
+      standings_->asked(notice);
+      return;
+    case Notice::Kind::stands:
+      standings_->answered(notice);
       return;
     case Notice::Kind::failed:
       break;

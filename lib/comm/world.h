@@ -12,8 +12,10 @@
 
 #include "lib/comm/control.h"
 #include "lib/comm/region_host.h"
+#include "lib/comm/standing.h"
 #include "lib/engine/compute_host.h"
 #include "lib/engine/engine_thread.h"
+#include "lib/record/trace.h"
 #include "ringfold/communicator.h"
 #include "ringfold/model.h"
 
@@ -28,6 +30,9 @@ struct Settled {
   Numerics numerics = Numerics::exact;
   Nanoseconds spin{};
   bool spin_given = false;
+  std::optional<Machine> machine;        // measured costs; empty: the built-in ones
+  std::shared_ptr<record::Trace> trace;  // null: none is written. Made when the rank is known
+  bool verify = false;
 };
 [[nodiscard]] Result<Settled> settle(const Options& options);
 
@@ -44,6 +49,8 @@ class World {
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
+  // Tells this world from others; the same on all its ranks, and not 0.
+  [[nodiscard]] uint64_t nonce() const { return nonce_; }
   [[nodiscard]] Engine& engine() { return engine_; }
   [[nodiscard]] EngineThread& thread() { return *thread_; }
   [[nodiscard]] SlotPool& slots() { return slots_; }
@@ -84,7 +91,9 @@ class World {
   const int pid_;
   const uint32_t fork_generation_;
   std::vector<Member> members_;
+  uint64_t nonce_ = 1;
   std::unique_ptr<Control> control_;
+  std::unique_ptr<Standings> standings_;
   std::unique_ptr<Source> control_source_;
   std::unique_ptr<Transport> loopback_, shm_, ucx_;
   std::unique_ptr<RegionHost> regions_;

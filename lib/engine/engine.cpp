@@ -8,10 +8,6 @@
 namespace ringfold {
 namespace {
 
-// How long data that a peer sent before it left may take to arrive.
-constexpr Nanoseconds kGraceLeft = std::chrono::seconds(1);
-// How long the goodbye of a peer that has gone may take to arrive.
-constexpr Nanoseconds kGraceLost = std::chrono::milliseconds(200);
 // How long to sleep while something silent is waited for: ever longer while nothing moves.
 constexpr Nanoseconds kShortestNap = std::chrono::microseconds(10);
 constexpr Nanoseconds kLongestNap = std::chrono::milliseconds(1);
@@ -56,6 +52,24 @@ std::string Description::text() const {
     text += " (" + std::string(name(schedule.algorithm)) + ", pieces of " +
             std::to_string(piece * size_of(type)) + " bytes)";
   return text;
+}
+
+int Operation::rank_at(int at) const {
+  if (at < 0 || peers.empty()) return at;
+  const auto& ranks = channel->peers;
+  const auto rank = std::ranges::find(ranks, peers[static_cast<size_t>(at)]);
+  return static_cast<int>(rank - ranks.begin());
+}
+
+record::What Description::recorded() const {
+  record::What what;
+  what.collective = schedule.collective;
+  what.algorithm = schedule.algorithm;
+  what.type = type;
+  what.op = op;
+  what.whom = schedule.root;
+  what.count = schedule.count;
+  return what;
 }
 
 std::string Operation::text() const {
@@ -131,6 +145,10 @@ void Engine::submit(std::vector<std::unique_ptr<Operation>> operations) {
       } else {
         operation->id.seq = channel.next_seq++;
       }
+      if (channel.record) {
+        auto& called = channel.record->messages().called;
+        called.store(called.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      }
       Request r;
       r.operation = std::move(operation);
       queue_.push_back(std::move(r));
@@ -171,6 +189,14 @@ void Engine::accompany(const std::shared_ptr<Channel>& channel,
   r.kind = Request::Kind::accompany;
   r.channel = channel;
   r.companion = std::move(companion);
+  request(std::move(r));
+}
+
+void Engine::stalled(uint32_t channel, const Stalled& what) {
+  Request r;
+  r.kind = Request::Kind::stalled;
+  r.id = channel;
+  r.stalled = what;
   request(std::move(r));
 }
 
@@ -232,6 +258,7 @@ void Engine::handle(Request& r) {
     case Request::Kind::close:
       // Whoever gives up while something is under way leaves the others waiting: they are told.
       r.channel->family = Channel::kAlone;
+      r.channel->closing = true;
       fail_channel(
           *r.channel,
           Status(Code::aborted, "rank " + std::to_string(r.channel->named(r.channel->rank)) +
@@ -254,6 +281,9 @@ void Engine::handle(Request& r) {
       return;
     case Request::Kind::contradicted:
       if (const auto channel = find(r.id)) suspect(*channel, r.peer, r.seq);
+      return;
+    case Request::Kind::stalled:
+      if (const auto channel = find(r.id)) stall(*channel, r.stalled);
       return;
     case Request::Kind::lost:
       departures_.try_emplace(r.peer, Departure{clock_.now(), r.why, false});
@@ -289,8 +319,25 @@ void Engine::start(std::unique_ptr<Operation> operation) {
   const Execution::Route route{own ? o.transports : channel.transports,
                                own ? o.peers : channel.peers};
   o.execution.emplace(o.what.schedule, o.position, o.id, route, *o.compute, o.what.piece,
-                      size_of(o.what.type));
+                      size_of(o.what.type), channel.verify);
+  if (channel.record) {
+    record::What what = o.what.recorded();
+    what.fingerprint = o.id.fingerprint;
+    what.steps = o.execution->steps();
+    if ((o.id.comm & kCapturedChannel) != 0 && !o.what.point_to_point)
+      what.kind = record::Kind::captured;
+    if (o.what.point_to_point) {
+      what.kind = o.position == 0 ? record::Kind::send : record::Kind::receive;
+      what.whom = o.partner;
+    }
+    o.entry = &record::begin(channel.record->messages(), what, o.id.seq, record::State::running,
+                             o.called);
+  }
   next_deadline_ = std::min(next_deadline_, o.deadline);
+  if (on_quiet && !o.what.point_to_point) {
+    o.quiet_at = o.called + kQuiet;
+    next_quiet_ = std::min(next_quiet_, o.quiet_at);
+  }
   running_.push_back(std::move(operation));
 }
 
@@ -302,9 +349,26 @@ void Engine::start_waiting(Channel& channel) {
   }
 }
 
+// Where it stands, for whoever looks from outside.
+void Engine::note_progress(Operation& operation) {
+  if (operation.entry == nullptr) return;
+  const Execution::Awaited next = operation.execution->awaited();
+  if (operation.channel->trace) operation.mark(next.step, steady_clock().now());
+  record::progress(*operation.entry, next.step, operation.execution->steps());
+  const auto whom = static_cast<uint32_t>(operation.rank_at(next.position) + 1);
+  record::put(operation.entry->awaited, whom | (next.sends ? 0x80000000u : 0u));
+}
+
 // Takes running_[i] out. The order of running_ does not matter.
 void Engine::end(size_t i, const Status& status) {
   auto operation = std::move(running_[i]);
+  operation->ended = clock_.now();
+  if (operation->entry != nullptr) {
+    record::Lane& lane = operation->channel->record->messages();
+    record::add(lane.sent, operation->execution->bytes_sent());
+    record::add(lane.received, operation->execution->bytes_received());
+    record::end(lane, *operation->entry, status.ok(), operation->ended);
+  }
   running_[i] = std::move(running_.back());
   running_.pop_back();
   if (!operation->what.point_to_point) {
@@ -335,7 +399,10 @@ bool Engine::advance_all() {
     Execution& execution = *operation.execution;
     if (ready(operation)) {
       moved |= operation.compute->progress();
-      if (execution.woken()) moved |= execution.advance();
+      if (execution.woken() && execution.advance()) {
+        moved = true;
+        note_progress(operation);
+      }
     }
     if (!execution.status().ok() && operation.channel->failed.ok()) failed_by_itself(operation);
     const bool undecided = !execution.status().ok() && operation.channel->failed.ok();
@@ -349,113 +416,6 @@ bool Engine::advance_all() {
     moved = true;
   }
   return moved;
-}
-
-// ---- failure: the one path --------------------------------------------------------------------
-
-bool Engine::pending(const Channel& channel) const {
-  if (channel.companion && channel.companion->pending()) return true;
-  return !channel.waiting.empty() || std::ranges::any_of(running_, [&](const auto& operation) {
-    return operation->channel.get() == &channel;
-  });
-}
-
-void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
-  if (!channel.failed.ok()) return;
-  channel.failed = why;
-  channel.mark_failed(why);
-  for (auto& operation : running_)
-    if (operation->channel.get() == &channel) operation->execution->fail(why);
-  for (auto& operation : channel.waiting) finished_.push_back({std::move(operation), why});
-  channel.waiting.clear();
-  if (channel.companion) channel.companion->fail(why);
-  for (Transport* transport : transports_) {
-    transport->cancel(channel.id, why);
-    transport->cancel(channel.id | kPointToPoint, why);
-  }
-  if (on_failed && tell) on_failed(channel, why);
-  if (channel.family == Channel::kAlone) return;
-  for (size_t i = 0; i < channels_.size(); ++i)
-    if (channels_[i]->family == channel.family) fail_channel(*channels_[i], why, tell);
-}
-
-// An operation met an error: who is to blame, and in which words, may take a moment to find out.
-void Engine::failed_by_itself(Operation& operation) {
-  const Execution& execution = *operation.execution;
-  const Status why(execution.status().code(),
-                   operation.text() + ": " + execution.status().message());
-  const Peer peer = execution.failed_peer();
-  if (why.code() == Code::peer_lost && peer >= 0)
-    // It may have left because another rank died: whoever heard of that first says so soon.
-    departures_.try_emplace(peer, Departure{clock_.now(), why, false});
-  else if (why.code() == Code::mismatch && !operation.what.point_to_point && peer >= 0)
-    suspect(*operation.channel, peer, operation.id.seq);
-  else
-    fail_channel(*operation.channel, why, true);
-}
-
-void Engine::suspect(Channel& channel, Peer peer, uint32_t seq) {
-  if (!channel.failed.ok() || channel.suspected) return;
-  channel.suspected = true;
-  if (on_mismatch)
-    on_mismatch(channel, peer, seq);
-  else
-    fail_channel(channel,
-                 Status(Code::mismatch, recall(channel, seq) + ", but another rank differs"), true);
-}
-
-void Engine::check_deadlines() {
-  const Nanoseconds now = clock_.now();
-  if (now < next_deadline_) return;
-  next_deadline_ = Nanoseconds::max();
-  for (auto& operation : running_) {
-    if (!operation->channel->failed.ok()) continue;
-    if (operation->deadline > now) {
-      next_deadline_ = std::min(next_deadline_, operation->deadline);
-      continue;
-    }
-    fail_channel(
-        *operation->channel,
-        Status(Code::timeout, operation->text() + ": not done at its deadline; waiting at " +
-                                  operation->execution->waiting_for()),
-        true);
-  }
-}
-
-// A peer that died fails every communicator it belongs to. One that left in order fails only what
-// waits for it, and only after a moment: what it sent before may still be on its way.
-void Engine::check_departures() {
-  if (departures_.empty()) return;
-  const Nanoseconds now = clock_.now();
-  for (const auto& [peer, departure] : departures_) {
-    if (departure.orderly || now < departure.when + kGraceLost) continue;
-    for (size_t i = 0; i < channels_.size(); ++i)
-      if (std::ranges::find(channels_[i]->peers, peer) != channels_[i]->peers.end())
-        fail_channel(*channels_[i], departure.why, true);
-  }
-  // What a companion waits for would be there already: memory has no delay.
-  for (const auto& channel : channels_) {
-    if (!channel->companion || !channel->companion->pending()) continue;
-    for (size_t r = 0; r < channel->peers.size(); ++r) {
-      const auto gone = departures_.find(channel->peers[r]);
-      if (gone == departures_.end() || !gone->second.orderly) continue;
-      if (channel->companion->waits_for(static_cast<int>(r)))
-        fail_channel(*channel, gone->second.why, true);
-    }
-  }
-  for (auto& operation : running_) {
-    const auto gone = std::ranges::find_if(departures_, [&](const auto& entry) {
-      const Execution& execution = *operation->execution;
-      return entry.second.orderly &&
-             (execution.waits_for(entry.first) || execution.failed_peer() == entry.first);
-    });
-    if (gone == departures_.end())
-      operation->starved = Nanoseconds(0);
-    else if (operation->starved == Nanoseconds(0))
-      operation->starved = now;
-    else if (now >= operation->starved + kGraceLeft)
-      fail_channel(*operation->channel, gone->second.why, true);
-  }
 }
 
 // ---- the turn ---------------------------------------------------------------------------------
@@ -472,6 +432,7 @@ bool Engine::poll() {
     moved |= advance_all();
     if (!moved) {
       check_deadlines();
+      check_quiet(clock_.now());
       check_departures();
     }
     if (moved) nap_ = Nanoseconds(0);
@@ -501,7 +462,7 @@ void Engine::arm(Sleep* sleep) {
   };
   for (Transport* transport : transports_) add(transport->arm());
   for (Source* source : sources_) add(source->arm());
-  sleep->until = next_deadline_;
+  sleep->until = std::min(next_deadline_, next_quiet_);
   for (const Source* source : sources_) sleep->until = std::min(sleep->until, source->deadline());
   const auto silent = [](const auto& operation) { return operation->compute->silent(); };
   if (std::ranges::any_of(running_, silent)) {

@@ -20,6 +20,8 @@
 
 #include "lib/base/base.h"
 #include "lib/engine/execution.h"
+#include "lib/record/record.h"
+#include "lib/record/trace.h"
 
 namespace ringfold {
 
@@ -35,6 +37,8 @@ struct Description {
   [[nodiscard]] uint32_t fingerprint() const;
   // "all_reduce f32 sum of 1024 elements" with root, algorithm and piece where they matter.
   [[nodiscard]] std::string text() const;
+  // As the flight recorder takes it, but for the fingerprint and the number of steps.
+  [[nodiscard]] record::What recorded() const;
 };
 
 // The channel of an operation that was captured in a graph has this bit in its id.
@@ -66,8 +70,11 @@ struct Channel {
   // What the user calls its ranks: they are numbered otherwise in a part of a communicator. Empty:
   // as here.
   std::vector<int> names;
-  std::vector<Transport*> transports;  // by rank; null for myself
-  std::vector<Peer> peers;             // by rank
+  std::vector<Transport*> transports;      // by rank; null for myself
+  std::vector<Peer> peers;                 // by rank
+  std::shared_ptr<record::Record> record;  // null: none is kept
+  std::shared_ptr<record::Trace> trace;    // null: none is written
+  bool verify = false;                     // messages carry checksums
 
   // Guarded by the engine's queue lock:
   uint32_t next_seq = 0;
@@ -82,6 +89,8 @@ struct Channel {
   std::deque<std::unique_ptr<class Operation>> waiting;
   int running = 0;
   Status failed;
+  bool closing = false;          // its owner gave it up: no failure of its own
+  bool stalled = false;          // it is being found out who keeps it waiting
   bool suspected = false;        // a mismatch is being cleared up with the other side
   std::array<Past, 64> history;  // what this rank called, to say so when another differs
 
@@ -123,9 +132,21 @@ class Operation {
   } memory;
   Nanoseconds deadline{};  // on the engine's clock
   Nanoseconds patience{};  // not 0: the deadline is that long after its memory is ready
+  Nanoseconds called{};    // on the engine's clock
+
+  // The rank at a position of the schedule; -1 of -1.
+  [[nodiscard]] int rank_at(int at) const;
+  // Notes for the trace, if there is one, that all steps before this one are through.
+  void mark(int step, Nanoseconds now) {
+    if (channel->trace && marks.size() < record::kMostMarks) marks.push_back({step, now});
+  }
 
   // Set by the engine.
-  bool ready = false;     // its compute said so
+  std::vector<record::Mark> marks;
+  bool ready = false;  // its compute said so
+  Nanoseconds ended{};
+  record::Entry* entry = nullptr;  // null: it is not recorded
+  Nanoseconds quiet_at{};          // when it will have waited long
   Nanoseconds starved{};  // since when it is seen waiting for a peer that has left; 0: it is not
   MessageId id;
   std::optional<Execution> execution;
@@ -147,6 +168,18 @@ class Engine {
  public:
   // Operations of one communicator that run at once; the others wait in order.
   static constexpr int kRunning = 4;
+  // How long data that a peer sent before it left may take to arrive.
+  static constexpr Nanoseconds kGraceLeft = std::chrono::seconds(1);
+  // How long the goodbye of a peer that has gone may take to arrive.
+  static constexpr Nanoseconds kGraceLost = std::chrono::milliseconds(200);
+
+  // An operation that is not over at its deadline.
+  struct Stalled {
+    Status why;
+    uint32_t seq = 0, fingerprint = 0;
+    bool region = false;  // a companion's, which has numbers of its own
+    int partner = -1;     // of a message
+  };
 
   explicit Engine(Clock& clock) : clock_(clock) {}
   ~Engine();
@@ -181,6 +214,8 @@ class Engine {
   void nudge() {
     if (on_request) on_request();
   }
+  // As if an operation of the engine were over its deadline.
+  void stalled(uint32_t channel, const Stalled& what);
   // As if the engine had met a contradicting arrival itself.
   void contradicted(uint32_t channel, Peer peer, uint32_t seq);
 
@@ -199,6 +234,14 @@ class Engine {
   // Set before the first poll(). Called inside the turn: they may tell() but not call the engine,
   // except fail().
   std::function<void(const Channel&, const Status&)> on_failed;
+  // An operation is not over at its deadline. Called once a channel; whoever takes it sees to it
+  // that the channel fails, soon, with a text that says where everybody stands. Unset: it fails at
+  // once.
+  std::function<void(const Channel&, const Stalled&)> on_stalled;
+  // A collective waits for `peer` since kQuiet, or again so long: does it call the same thing? May
+  // be unset.
+  static constexpr Nanoseconds kQuiet = std::chrono::seconds(1);
+  std::function<void(const Channel&, const Operation&, Peer)> on_quiet;
   // An arrival from `peer` contradicts what this rank called as operation `seq`. Called once a
   // channel; whoever takes it sees to it that the channel fails, with a text that names both sides.
   // Unset: it fails at once.
@@ -220,6 +263,7 @@ class Engine {
       left,
       lost,
       contradicted,
+      stalled,
       accompany
     } kind = Kind::submit;
     std::unique_ptr<Operation> operation;
@@ -228,6 +272,7 @@ class Engine {
     uint32_t id = 0, seq = 0;
     Peer peer = -1;
     Status why;
+    Stalled stalled;
     bool tell = false;
   };
   struct Departure {
@@ -246,13 +291,16 @@ class Engine {
   void start(std::unique_ptr<Operation> operation);
   void start_waiting(Channel& channel);
   void end(size_t running, const Status& status);
+  static void note_progress(Operation& operation);
   [[nodiscard]] bool ready(Operation& operation);
   bool advance_all();
   [[nodiscard]] bool pending(const Channel& channel) const;
   void fail_channel(Channel& channel, const Status& why, bool tell);
   void failed_by_itself(Operation& operation);
   void suspect(Channel& channel, Peer peer, uint32_t seq);
+  void stall(Channel& channel, const Stalled& what);
   void check_deadlines();
+  void check_quiet(Nanoseconds now);
   void check_departures();
 
   Clock& clock_;
@@ -273,7 +321,8 @@ class Engine {
   std::map<uint32_t, Status> unborn_;    // failures heard of before their channel was opened here
   std::unordered_set<uint32_t> closed_;  // ids of channels that were here: never used again
   Nanoseconds next_deadline_ = Nanoseconds::max();
-  Nanoseconds nap_{};  // while something silent is waited for
+  Nanoseconds next_quiet_ = Nanoseconds::max();  // when some operation has waited for kQuiet
+  Nanoseconds nap_{};                            // while something silent is waited for
 };
 
 }  // namespace ringfold

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cassert>
 
+#include "lib/base/checksum.h"
+
 namespace ringfold {
 namespace {
 
@@ -43,7 +45,8 @@ bool Execution::messages_fit(const Schedule& schedule, size_t piece) {
 }
 
 Execution::Execution(const Schedule& schedule, int position, const MessageId& id,
-                     const Route& route, Compute& compute, size_t piece, size_t element_bytes)
+                     const Route& route, Compute& compute, size_t piece, size_t element_bytes,
+                     bool verify)
     : schedule_(schedule),
       position_(position),
       steps_(step_count(schedule)),
@@ -52,17 +55,20 @@ Execution::Execution(const Schedule& schedule, int position, const MessageId& id
       compute_(compute),
       piece_(piece),
       element_bytes_(element_bytes),
-      piece_bits_(piece_bits(schedule, piece)) {
+      piece_bits_(piece_bits(schedule, piece)),
+      verify_(verify) {
   assert(piece > 0 && messages_fit(schedule, piece));
   for (Receive& receive : receives_) {
     receive.owner = this;
     receive.arrival.done = on_arrival;
+    receive.check.done = on_check;
     receive.consumed.done = on_consumed;
   }
   for (Send& send : sends_) {
     send.owner = this;
     send.staged.done = on_staged;
     send.sent.done = on_sent;
+    send.check.done = on_check_sent;
   }
   enter(next_receive_, 0, true);
   enter(next_send_, 0, false);
@@ -92,6 +98,13 @@ Range Execution::piece_range(const Range& range, uint32_t piece) const {
 MessageId Execution::id_of(int step, uint32_t piece) const {
   MessageId id = id_;
   id.index = (static_cast<uint32_t>(step) << piece_bits_) | piece;
+  return id;
+}
+
+// Pieces are numbered from below, their checksums from above.
+MessageId Execution::check_id_of(int step, uint32_t piece) const {
+  MessageId id = id_of(step, piece);
+  id.index = ~id.index;
   return id;
 }
 
@@ -245,6 +258,16 @@ bool Execution::post_receive() {
     route_.transport[static_cast<size_t>(step.from)]->recv(
         route_.peer[static_cast<size_t>(step.from)], id_of(receive.step, receive.number), buffer,
         !direct && !exchange && compute_.accepts_loans(), &receive.arrival);
+    receive.to_come = 1;
+    if (checks(receive.piece.range)) {
+      ++receive.to_come;
+      ++outstanding_;
+      receive.check.view = nullptr;
+      receive.check.lender = nullptr;
+      route_.transport[static_cast<size_t>(step.from)]->recv(
+          route_.peer[static_cast<size_t>(step.from)], check_id_of(receive.step, receive.number),
+          {&receive.sum, sizeof receive.sum, MemoryKind::host}, false, &receive.check);
+    }
   }
   ++received_;
   next_piece(next_receive_, true);
@@ -294,11 +317,30 @@ bool Execution::issue_sends() {
     ++outstanding_;
     moved = true;
     bytes_sent_ += send.piece.range.count * element_bytes_;
-    route_.transport[static_cast<size_t>(send.to)]->send(route_.peer[static_cast<size_t>(send.to)],
-                                                         id_of(send.step, send.number), send.buffer,
-                                                         &send.sent);
+    Transport& transport = *route_.transport[static_cast<size_t>(send.to)];
+    const Peer peer = route_.peer[static_cast<size_t>(send.to)];
+    send.to_go = 1;
+    if (checks(send.piece.range)) send.sum = checksum(send.buffer.data, send.buffer.bytes);
+    transport.send(peer, id_of(send.step, send.number), send.buffer, &send.sent);
+    if (!checks(send.piece.range)) continue;
+    ++send.to_go;
+    ++outstanding_;
+    transport.send(peer, check_id_of(send.step, send.number),
+                   {&send.sum, sizeof send.sum, MemoryKind::host}, &send.check);
   }
   return moved;
+}
+
+// Whether it is what was sent; if not, the operation fails.
+bool Execution::intact(const Receive& receive) {
+  if (receive.local || !checks(receive.piece.range) ||
+      checksum(receive.arrival.view, receive.piece.range.count * element_bytes_) == receive.sum)
+    return true;
+  fail_with(receive.from, Status(Code::system, "piece " + std::to_string(receive.number) +
+                                                   " of step " + std::to_string(receive.step + 1) +
+                                                   " of " + std::to_string(steps_) +
+                                                   " arrived damaged: its checksum differs"));
+  return false;
 }
 
 // Folds or places what has arrived, in the order in which it was posted.
@@ -315,6 +357,7 @@ bool Execution::consume_next() {
     receive.operand_slot = take_transit(receive.operand_step, receive.number);
     if (receive.operand_slot < 0) return false;
   }
+  if (!intact(receive)) return false;
   receive.state = State::consuming;
   ++consumed_;
   ++outstanding_;
@@ -375,19 +418,31 @@ void Execution::fail_with(int position, const Status& why) {
 
 // ---- completions ------------------------------------------------------------------------------
 
-void Execution::on_arrival(Completion* completion, const Status& status) noexcept {
-  Receive& receive = *record_of(completion, &Receive::arrival);
-  Execution& self = *receive.owner;
-  --self.outstanding_;
-  self.woken_ = true;
-  if (status.ok() && self.status_.ok()) {
+// The piece, or its checksum.
+void Execution::came(Receive& receive, const Status& status) {
+  --outstanding_;
+  woken_ = true;
+  --receive.to_come;
+  if (status.ok() && status_.ok()) {
+    if (receive.to_come > 0) return;
     receive.state = State::arrived;
+    bytes_received_ += receive.piece.range.count * element_bytes_;
     return;
   }
   receive.state = State::done;
-  if (completion->lender != nullptr)
-    self.route_.transport[static_cast<size_t>(receive.from)]->give_back(completion);
-  if (!status.ok()) self.fail_with(receive.from, status);
+  if (receive.arrival.lender != nullptr)
+    route_.transport[static_cast<size_t>(receive.from)]->give_back(&receive.arrival);
+  if (!status.ok()) fail_with(receive.from, status);
+}
+
+void Execution::on_arrival(Completion* completion, const Status& status) noexcept {
+  Receive& receive = *record_of(completion, &Receive::arrival);
+  receive.owner->came(receive, status);
+}
+
+void Execution::on_check(Completion* completion, const Status& status) noexcept {
+  Receive& receive = *record_of(completion, &Receive::check);
+  receive.owner->came(receive, status);
 }
 
 void Execution::on_consumed(Completion* completion, const Status& status) noexcept {
@@ -418,46 +473,25 @@ void Execution::on_staged(Completion* completion, const Status& status) noexcept
   if (!status.ok()) self.fail(status);
 }
 
+// The piece, or its checksum.
+void Execution::went(Send& send, const Status& status) {
+  --outstanding_;
+  woken_ = true;
+  if (--send.to_go == 0) {
+    send.state = State::done;
+    free_slot(send.slot);
+  }
+  if (!status.ok()) fail_with(send.to, status);
+}
+
 void Execution::on_sent(Completion* completion, const Status& status) noexcept {
   Send& send = *record_of(completion, &Send::sent);
-  Execution& self = *send.owner;
-  --self.outstanding_;
-  self.woken_ = true;
-  send.state = State::done;
-  self.free_slot(send.slot);
-  if (!status.ok()) self.fail_with(send.to, status);
+  send.owner->went(send, status);
 }
 
-// ---- for people -------------------------------------------------------------------------------
-
-bool Execution::waits_for(Peer peer) const {
-  for (uint32_t n = retired_; n != received_; ++n) {
-    const Receive& receive = receives_[n % kWindow];
-    if (receive.state == State::posted && route_.peer[static_cast<size_t>(receive.from)] == peer)
-      return true;
-  }
-  for (uint32_t n = sends_retired_; n != sends_posted_; ++n) {
-    const Send& send = sends_[n % kWindow];
-    if (send.state != State::done && route_.peer[static_cast<size_t>(send.to)] == peer) return true;
-  }
-  return false;
-}
-
-std::string Execution::waiting_for() const {
-  const auto text = [&](int step, uint32_t piece, const char* direction, int position) {
-    return "step " + std::to_string(step + 1) + " of " + std::to_string(steps_) + ", piece " +
-           std::to_string(piece) + " " + direction + " position " + std::to_string(position);
-  };
-  for (uint32_t n = retired_; n != received_; ++n) {
-    const Receive& receive = receives_[n % kWindow];
-    if (receive.state == State::posted)
-      return text(receive.step, receive.number, "from", receive.from);
-  }
-  for (uint32_t n = sends_retired_; n != sends_posted_; ++n) {
-    const Send& send = sends_[n % kWindow];
-    if (send.state != State::done) return text(send.step, send.number, "to", send.to);
-  }
-  return "nothing";
+void Execution::on_check_sent(Completion* completion, const Status& status) noexcept {
+  Send& send = *record_of(completion, &Send::check);
+  send.owner->went(send, status);
 }
 
 }  // namespace ringfold

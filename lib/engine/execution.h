@@ -43,9 +43,10 @@ class Execution {
   };
 
   // `id.index` is ignored. `piece`: elements a message, at least 1. The route's spans and `compute`
-  // outlive the execution. REQUIRES messages_fit(schedule, piece).
+  // outlive the execution. `verify`: behind each piece goes its checksum, as a message of its own;
+  // one that differs makes it fail as Code::system. REQUIRES messages_fit(schedule, piece).
   Execution(const Schedule& schedule, int position, const MessageId& id, const Route& route,
-            Compute& compute, size_t piece, size_t element_bytes);
+            Compute& compute, size_t piece, size_t element_bytes, bool verify = false);
   ~Execution();
   Execution(const Execution&) = delete;
   Execution& operator=(const Execution&) = delete;
@@ -66,19 +67,30 @@ class Execution {
   // The peer whose message made it fail by itself; -1 if it was told to.
   [[nodiscard]] Peer failed_peer() const { return failed_peer_; }
 
-  // "step 5 of 14, piece 3 from position 2", for time-outs; the position waited for, or -1.
+  // What it waits for.
+  struct Awaited {
+    int step = 0;       // all before are through
+    int position = -1;  // nobody
+    uint32_t piece = 0;
+    bool sends = false;  // it waits until that position takes what it sends
+  };
+  [[nodiscard]] Awaited awaited() const;
+  // The same for people: "step 5 of 14, piece 3 from position 2".
   [[nodiscard]] std::string waiting_for() const;
   // Whether a message from or to this peer is posted and has not come through.
   [[nodiscard]] bool waits_for(Peer peer) const;
   [[nodiscard]] int steps() const { return steps_; }
   [[nodiscard]] uint64_t bytes_sent() const { return bytes_sent_; }
+  [[nodiscard]] uint64_t bytes_received() const { return bytes_received_; }
 
  private:
   enum class State : uint8_t { idle, posted, arrived, consuming, done };
 
   // Completions come back as pointers into these records.
   struct Receive {
-    Completion arrival, consumed;
+    Completion arrival, check, consumed;
+    uint64_t sum = 0;  // that its sender gave
+    int to_come = 0;   // messages: the piece, and its checksum
     Execution* owner = nullptr;
     Piece piece;
     int step = 0, from = -1, slot = -1, operand_slot = -1;
@@ -88,7 +100,9 @@ class Execution {
     bool local = false;
   };
   struct Send {
-    Completion staged, sent;
+    Completion staged, sent, check;
+    uint64_t sum = 0;
+    int to_go = 0;  // messages: the piece, and its checksum
     Execution* owner = nullptr;
     Piece piece;
     Buffer buffer;
@@ -114,12 +128,15 @@ class Execution {
   [[nodiscard]] uint32_t pieces_of(const Range& range) const;
   [[nodiscard]] Range piece_range(const Range& range, uint32_t piece) const;
   [[nodiscard]] MessageId id_of(int step, uint32_t piece) const;
+  [[nodiscard]] MessageId check_id_of(int step, uint32_t piece) const;
   void enter(Cursor& cursor, int index, bool receiving);
   void next_piece(Cursor& cursor, bool receiving);
 
   bool post_receive();
   bool post_send();
   bool issue_sends();
+  [[nodiscard]] bool checks(const Range& range) const { return verify_ && !range.empty(); }
+  bool intact(const Receive& receive);
   bool consume_next();
   bool retire();
 
@@ -132,11 +149,15 @@ class Execution {
   int take_transit(int step, uint32_t piece);
 
   void fail_with(int position, const Status& why);
+  void came(Receive& receive, const Status& status);
+  void went(Send& send, const Status& status);
 
   static void on_arrival(Completion* completion, const Status& status) noexcept;
+  static void on_check(Completion* completion, const Status& status) noexcept;
   static void on_consumed(Completion* completion, const Status& status) noexcept;
   static void on_staged(Completion* completion, const Status& status) noexcept;
   static void on_sent(Completion* completion, const Status& status) noexcept;
+  static void on_check_sent(Completion* completion, const Status& status) noexcept;
 
   const Schedule schedule_;
   const int position_;
@@ -146,6 +167,7 @@ class Execution {
   Compute& compute_;
   const size_t piece_, element_bytes_;
   const int piece_bits_;
+  const bool verify_;
 
   std::array<Receive, kWindow> receives_;
   uint32_t retired_ = 0, consumed_ = 0, received_ = 0;  // retired <= consumed <= received (posted)
@@ -159,7 +181,7 @@ class Execution {
   bool woken_ = true;
   Status status_;
   Peer failed_peer_ = -1;
-  uint64_t bytes_sent_ = 0;
+  uint64_t bytes_sent_ = 0, bytes_received_ = 0;
   struct Cached {
     int index = -1;
     Step step;

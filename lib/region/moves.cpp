@@ -29,11 +29,6 @@ bool whole_payload(Collective collective) {
          collective == Collective::broadcast;
 }
 
-bool part_to_each(Collective collective) {
-  return collective == Collective::reduce_scatter || collective == Collective::all_to_all ||
-         collective == Collective::scatter;
-}
-
 size_t round_up(size_t value, size_t unit) {
   return (value + unit - 1) / unit * unit;
 }
@@ -45,6 +40,11 @@ size_t part_length(size_t count, size_t ranks, size_t element_bytes) {
 }
 
 }  // namespace
+
+bool part_to_each(Collective collective) {
+  return collective == Collective::reduce_scatter || collective == Collective::all_to_all ||
+         collective == Collective::scatter;
+}
 
 Shape shape_of(const Schedule& what, size_t element_bytes, const Room& room) {
   Shape shape;
@@ -80,6 +80,21 @@ int phases_of(const Shape& shape) {
   return static_cast<int>(shape.blocks) + (shape.folded ? 1 : 0);
 }
 
+namespace {
+
+// Elements of `rank`'s own parts of all blocks.
+size_t own_elements(const Schedule& what, const Shape& shape, int rank, size_t element_bytes) {
+  const auto own = [&](size_t block) {
+    const size_t length = part_length(block, static_cast<size_t>(what.size), element_bytes);
+    const size_t begin = std::min(block, static_cast<size_t>(rank) * length);
+    return std::min(block, begin + length) - begin;
+  };
+  const size_t last = shape.total - (shape.blocks - 1) * shape.block;
+  return (shape.blocks - 1) * own(shape.block) + own(last);
+}
+
+}  // namespace
+
 uint64_t bytes_written(const Schedule& what, const Shape& shape, int rank, size_t element_bytes) {
   const auto ranks = static_cast<uint64_t>(what.size);
   const uint64_t bytes = shape.total * element_bytes;
@@ -89,8 +104,9 @@ uint64_t bytes_written(const Schedule& what, const Shape& shape, int rank, size_
     case Collective::reduce:
       // Of each block all parts but the own one are copied in, and the own one is written folded.
       if (!shape.folded && what.collective == Collective::reduce && root) return 0;
-      return shape.folded && root && what.collective == Collective::reduce ? bytes - bytes / ranks
-                                                                           : bytes;
+      return shape.folded && root && what.collective == Collective::reduce
+                 ? bytes - own_elements(what, shape, rank, element_bytes) * element_bytes
+                 : bytes;
     case Collective::broadcast:
       return root ? bytes : 0;
     case Collective::gather:
@@ -102,6 +118,31 @@ uint64_t bytes_written(const Schedule& what, const Shape& shape, int rank, size_
     case Collective::reduce_scatter:
     case Collective::all_to_all:
       return bytes * (ranks - 1);
+  }
+  return 0;
+}
+
+uint64_t bytes_read(const Schedule& what, const Shape& shape, int rank, size_t element_bytes) {
+  const auto others = static_cast<uint64_t>(what.size) - 1;
+  const uint64_t bytes = shape.total * element_bytes;
+  const bool root = rank == what.root;
+  switch (what.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce: {
+      const bool result = what.collective == Collective::all_reduce || root;
+      if (!shape.folded) return result ? others * bytes : 0;
+      const uint64_t own = own_elements(what, shape, rank, element_bytes) * element_bytes;
+      return others * own + (result ? bytes - own : 0);
+    }
+    case Collective::broadcast:
+    case Collective::scatter:
+      return root ? 0 : bytes;
+    case Collective::gather:
+      return root ? others * bytes : 0;
+    case Collective::all_gather:
+    case Collective::reduce_scatter:
+    case Collective::all_to_all:
+      return others * bytes;
   }
   return 0;
 }

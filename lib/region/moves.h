@@ -38,11 +38,17 @@ struct Room {
   bool crowded = false;  // ranks outnumber cores
 };
 [[nodiscard]] Shape shape_of(const Schedule& what, size_t element_bytes, const Room& room);
+// Whether each rank's input holds a part for every rank.
+[[nodiscard]] bool part_to_each(Collective collective);
 // Phases of an operation of this shape; after the last one there is only reading left.
 [[nodiscard]] int phases_of(const Shape& shape);
 // What a rank writes into shared memory for it; see Report::bytes_model.
 [[nodiscard]] uint64_t bytes_written(const Schedule& what, const Shape& shape, int rank,
                                      size_t element_bytes);
+
+// What it reads of what other ranks wrote there.
+[[nodiscard]] uint64_t bytes_read(const Schedule& what, const Shape& shape, int rank,
+                                  size_t element_bytes);
 
 // Seconds it takes on an idle machine; orders of magnitude, as the constants of model.h.
 [[nodiscard]] double predict_seconds(const Schedule& what, const Shape& shape, size_t element_bytes,
@@ -104,6 +110,10 @@ class Moves {
   void copy_in(int step, Flag& flag);
   // Whose data of the previous phase the next call reads.
   [[nodiscard]] Whom needs(int step) const;
+  // Writes the checksums of what this phase shows, after copy_in() and consume(); and whether those
+  // of what `rank` has shown in the phase before are right.
+  void seal(int step, Flag& flag) const;
+  [[nodiscard]] bool intact(int step, uint32_t base, int rank) const;
   // Stages B and C of earlier blocks; step == phases() is the last.
   void consume(int step, uint32_t base);
 
@@ -121,6 +131,10 @@ class Moves {
     return blocks_[static_cast<size_t>(step % kOpen)];
   }
   [[nodiscard]] Part part(const Block& block, int rank) const;
+  // The bytes of stage A that `reader` reads, from the beginning of the area.
+  [[nodiscard]] Part bytes_for(const Block& block, int reader) const;
+  [[nodiscard]] bool alike() const;
+  [[nodiscard]] size_t small_bytes() const;
   [[nodiscard]] const std::byte* area_a(int rank, const Block& block, uint32_t phase) const;
   void copy_block(const Block& block, std::byte* area) const;
   void put(std::byte* to, size_t first, size_t count) const;

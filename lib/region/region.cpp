@@ -1,39 +1,22 @@
 #include "lib/region/region.h"
 
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <climits>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "kernels/reduce.h"
+#include "lib/base/checksum.h"
 #include "lib/base/cores.h"
+#include "lib/region/region_turn.h"
 
 namespace ringfold::region {
 namespace {
 
-// A wait longer than this is no ordinary one: the engine then looks after failures.
-constexpr Nanoseconds kOrdinary = std::chrono::milliseconds(2);
-// A sleeper looks around so often.
-constexpr Nanoseconds kLookAround = std::chrono::milliseconds(50);
 // Phases that the engine's thread works through before it looks at something else.
 constexpr int kPhasesATurn = 16;
-
-// Phases count on for ever and wrap round.
-bool at_or_after(uint32_t phase, uint32_t other) {
-  return static_cast<int32_t>(phase - other) >= 0;
-}
-
-long futex(const std::atomic<uint32_t>& word, int operation, uint32_t value,
-           const timespec* timeout) {
-  return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), operation, value, timeout,
-                 nullptr, 0);
-}
 
 std::vector<int> names_of(const Channel& channel) {
   std::vector<int> names;
@@ -43,25 +26,6 @@ std::vector<int> names_of(const Channel& channel) {
 }
 
 }  // namespace
-
-// The turn, if it was free.
-class Region::Turn {
- public:
-  explicit Turn(std::atomic<bool>& taken)
-      : taken_(taken),
-        mine_(!taken.load(std::memory_order_relaxed) &&
-              !taken.exchange(true, std::memory_order_acquire)) {}
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-  ~Turn() {
-    if (mine_) taken_.store(false, std::memory_order_release);
-  }
-  explicit operator bool() const { return mine_; }
-
- private:
-  std::atomic<bool>& taken_;
-  const bool mine_;
-};
 
 Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience patience,
                bool crowded, std::function<void(int)> ring)
@@ -74,17 +38,16 @@ Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience
       engine_(engine),
       patience_(patience),
       room_{segment_.pool_bytes(), crowded},
+      verify_(channel.verify),
       ring_(std::move(ring)),
+      record_(channel.record),
+      lane_(record_->region()),
       ring_a_(0, segment_.pool_bytes() / 4 * 3),
       ring_b_(segment_.pool_bytes() / 4 * 3, segment_.pool_bytes() / 4) {}
 
 Region::~Region() = default;
 
 // ---- flags ------------------------------------------------------------------------------------
-
-inline bool Region::reached(int rank, uint32_t phase) const {
-  return at_or_after(segment_.flag(rank, phase).phase.load(std::memory_order_acquire), phase);
-}
 
 inline bool Region::came(int rank, uint32_t phase, Wait wait) {
   if (reached(rank, phase) || (wait == Wait::ordinary && wait_for(rank, phase))) return true;
@@ -103,12 +66,16 @@ bool Region::wait_for(int rank, uint32_t phase) {
     sched_yield();
     if (reached(rank, phase)) return true;
   }
-  const Nanoseconds give_up = engine_.clock().now() + kOrdinary;
+  const Nanoseconds begun = engine_.clock().now();
+  bool came = false;
+  Nanoseconds now{};
   do {
     sleep(rank, phase, kOrdinary);
-    if (reached(rank, phase)) return true;
-  } while (!failed() && engine_.clock().now() < give_up);
-  return false;
+    came = reached(rank, phase);
+    now = engine_.clock().now();
+  } while (!came && !failed() && now < begun + kOrdinary);
+  if (attended_.load() == 0) record_->waited(now - begun);  // else it is counted where it waits
+  return came;
 }
 
 bool Region::all_reached(uint32_t phase, Wait wait) {
@@ -158,11 +125,11 @@ void Region::greet(uint32_t phase, uint32_t fingerprint) {
 }
 
 void Region::await(int rank, uint32_t phase) {
-  awaited_.store(static_cast<uint64_t>(rank) << 32 | phase, std::memory_order_relaxed);
+  record::put(lane_.awaited, record::both(phase, static_cast<uint32_t>(rank)));
 }
 
 Region::Awaited Region::awaited() const {
-  const uint64_t both = awaited_.load(std::memory_order_relaxed);
+  const uint64_t both = record::get(lane_.awaited);
   return {static_cast<int>(both >> 32), static_cast<uint32_t>(both)};
 }
 
@@ -176,8 +143,17 @@ void Region::remember(uint32_t seq, const Description& what, uint32_t fingerprin
   history_[latest_] = {seq, what};
 }
 
+// Like operations in a row share an entry: the next one costs a store.
+inline void Region::record_quick(uint32_t seq, const Description& what, uint32_t fingerprint) {
+  if (fingerprint == row_) return record::again(*entry_, seq);
+  record::What recorded = what.recorded();
+  recorded.fingerprint = row_ = fingerprint;
+  recorded.steps = 1;
+  entry_ = &record::begin(lane_, recorded, seq, record::State::quick, Nanoseconds(0));
+}
+
 Region::Running& Region::start(const Description& what, const Shape& shape,
-                               const Operation::Memory& memory) {
+                               const Operation::Memory& memory, Nanoseconds called) {
   const uint32_t seq = next_seq_++;
   const uint32_t fingerprint = what.fingerprint();
   remember(seq, what, fingerprint);
@@ -185,6 +161,11 @@ Region::Running& Region::start(const Description& what, const Shape& shape,
       Running{nullptr, what.schedule, size_of(what.type), seq, fingerprint,
               Moves(segment_, ring_a_, ring_b_, what, memory, rank_, shape, choice_), next_phase_});
   next_phase_ += static_cast<uint32_t>(r.moves.phases());
+  record::What recorded = what.recorded();
+  recorded.fingerprint = fingerprint;
+  recorded.steps = r.moves.phases();
+  entry_ = &record::begin(lane_, recorded, seq, record::State::running, called);
+  row_ = 0;
   return r;
 }
 
@@ -197,9 +178,33 @@ void Region::start_next() {
     queue_.pop_front();
   }
   const Shape shape = shape_of(next->what.schedule, size_of(next->what.type), room_);
-  Running& r = start(next->what, shape, next->memory);
+  Running& r = start(next->what, shape, next->memory, next->called);
   next->id.seq = r.seq;
   r.operation = std::move(next);
+}
+
+// With RINGFOLD_VERIFY: what a rank has shown is not what it wrote. The failure is on its way then.
+bool Region::intact(int rank, bool right, uint32_t seq) {
+  if (right) return true;
+  if (!contradicted_.exchange(true))
+    engine_.fail(channel_,
+                 Status(Code::system, "rank " + std::to_string(names_[static_cast<size_t>(rank_)]) +
+                                          ", operation " + std::to_string(seq) + ": what rank " +
+                                          std::to_string(rank) +
+                                          " wrote into shared memory was damaged there: its "
+                                          "checksum differs"),
+                 true);
+  await(rank, next_phase_);
+  return false;
+}
+
+bool Region::all_intact(const Running& r) {
+  const Moves::Whom whom = r.moves.needs(r.step);
+  if (whom == Moves::Whom::nobody) return true;
+  const bool all = whom == Moves::Whom::everybody;
+  for (int rank = all ? 0 : r.what.root; rank < (all ? size_ : r.what.root + 1); ++rank)
+    if (rank != rank_ && !intact(rank, r.moves.intact(r.step, r.base, rank), r.seq)) return false;
+  return true;
 }
 
 // Goes on with the running operation as far as the others have come; true when it is over.
@@ -221,11 +226,15 @@ bool Region::advance_running(Wait wait) {
     }
   }
   if (!shown(r.moves.needs(r.step), r.what.root, last, fingerprint, wait)) return false;
+  if (verify_ && !all_intact(r)) return false;
   r.moves.consume(r.step, r.base);
   if (over) return true;
+  if (verify_) r.moves.seal(r.step, segment_.flag(rank_, last + 1));
   show(last + 1, fingerprint);
   if (r.step == 0) greet(last + 1, fingerprint);
   ++r.step;
+  record::progress(*entry_, r.step, r.moves.phases());
+  if (r.operation && r.operation->channel->trace) r.operation->mark(r.step, engine_.clock().now());
   r.reserved = r.copied = false;
   return false;
 }
@@ -240,7 +249,10 @@ bool Region::advance(Wait wait) {
         const std::lock_guard lock(failure_lock_);
         why = failure_;
       }
-      if (running_) finished_.push_back({std::move(running_->operation), why});
+      if (running_) {
+        record::end(lane_, *entry_, false, engine_.clock().now());
+        finished_.push_back({std::move(running_->operation), why});
+      }
       running_.reset();
       const std::lock_guard lock(queue_lock_);
       for (auto& operation : queue_) finished_.push_back({std::move(operation), why});
@@ -252,7 +264,8 @@ bool Region::advance(Wait wait) {
     if (!running_) return moved;
     const int before = running_->step;
     if (advance_running(wait)) {
-      account();
+      running_->operation->ended = engine_.clock().now();
+      account(running_->operation->ended);
       finished_.push_back({std::move(running_->operation), Status()});
       running_.reset();
     } else if (running_->step == before) {
@@ -263,10 +276,13 @@ bool Region::advance(Wait wait) {
   return moved;
 }
 
-void Region::account() {
-  bytes_.fetch_add(region::bytes_written(running_->what, running_->moves.shape(), rank_,
-                                         running_->element_bytes),
-                   std::memory_order_relaxed);
+// The running operation is over, and well.
+void Region::account(Nanoseconds now) {
+  const Running& r = *running_;
+  record::add(lane_.sent, region::bytes_written(r.what, r.moves.shape(), rank_, r.element_bytes));
+  record::add(lane_.received, region::bytes_read(r.what, r.moves.shape(), rank_, r.element_bytes));
+  record::over(lane_, r.seq);
+  record::end(lane_, *entry_, true, now);
 }
 
 // Takes the turn and works. What is over is completed outside of it.
@@ -305,6 +321,14 @@ void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
   if (!waited_for) look_after();
 }
 
+bool Region::payloads_intact(uint32_t phase, size_t bytes, uint32_t seq) {
+  for (int r = 0; r < size_; ++r) {
+    const Flag& flag = segment_.flag(r, phase);
+    if (r != rank_ && !intact(r, flag.check == checksum(flag.payload, bytes), seq)) return false;
+  }
+  return true;
+}
+
 // All ranks' payloads of the phase, which their ranks have scaled.
 void Region::fold_payloads(uint32_t phase, const Description& what, void* out) const {
   std::array<const void*, kMaxRanks> sources;
@@ -321,14 +345,16 @@ void Region::fold_payloads(uint32_t phase, const Description& what, void* out) c
 
 // Everything between the call and the result happens here, in the caller's thread.
 Region::Quick Region::run(const Description& what, const Shape& shape,
-                          const Operation::Memory& memory, const Make& make) {
+                          const Operation::Memory& memory, const Make& make, Nanoseconds begun,
+                          Nanoseconds* ended) {
   const Turn turn(turn_);
   if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
-  start(what, shape, memory);
+  start(what, shape, memory, begun);
   while (!contradicted_ && !failed()) {
     const int before = running_->step;
     if (advance_running(Wait::ordinary)) {
-      account();
+      *ended = engine_.clock().now();
+      account(*ended);
       running_.reset();
       return Quick::done;
     }
@@ -367,6 +393,7 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
   const uint32_t fingerprint = small_fingerprint_;
   const uint32_t seq = next_seq_++;
   remember(seq, what, fingerprint);
+  record_quick(seq, what, fingerprint);
   ++next_phase_;
   const size_t element = size_of(type);
   Flag& flag = segment_.flag(rank_, phase);
@@ -375,14 +402,17 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
     scale_host(type, memory.send, flag.payload, count, memory.reduction.factor);
   else if (what.schedule.count != 0)
     std::memcpy(flag.payload, memory.send, count * element);
+  if (verify_) flag.check = checksum(flag.payload, count * element);
   show(phase, fingerprint);
   if (shown(Moves::Whom::everybody, 0, phase, fingerprint,
-            waited_for ? Wait::ordinary : Wait::no)) {
+            waited_for ? Wait::ordinary : Wait::no) &&
+      (!verify_ || payloads_intact(phase, count * element, seq))) {
     fold_payloads(phase, what, memory.recv);
     // The next call writes there: the line may come while the caller does something else.
     __builtin_prefetch(&segment_.flag(rank_, phase + 1), 1);
-    bytes_.store(bytes_.load(std::memory_order_relaxed) + count * element,
-                 std::memory_order_relaxed);
+    record::over(lane_, seq);
+    record::add(lane_.sent, count * element);
+    record::add(lane_.received, count * element * static_cast<size_t>(size_ - 1));
     return Quick::done;
   }
   Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_,
@@ -391,131 +421,12 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
   running_.emplace(
       Running{make(), what.schedule, element, seq, fingerprint, std::move(moves), phase, 1});
   running_->operation->id.seq = seq;
+  entry_ = &record::slow(lane_, *entry_, seq, running_->moves.phases(), engine_.clock().now());
+  row_ = 0;
   engine_.adopt();
   pending_.fetch_add(1);
   if (!waited_for) look_after();
   return Quick::started;
-}
-
-// ---- waiting ----------------------------------------------------------------------------------
-
-// Wakes the engine's thread to do what nobody here will do.
-void Region::look_after() {
-  if (pending()) engine_.nudge();
-}
-
-bool Region::wait(const std::atomic<bool>& done, Nanoseconds until) {
-  const std::unique_lock attendant(attendant_, std::try_to_lock);
-  if (!attendant.owns_lock()) return false;
-  attended_.fetch_add(1);
-  const Nanoseconds begun = engine_.clock().now();
-  for (;;) {
-    const bool moved = work(Wait::ordinary, false);
-    if (done.load(std::memory_order_acquire)) break;
-    if (moved) continue;
-    const Nanoseconds now = engine_.clock().now();
-    if (now >= until) break;
-    const bool long_ago = now - begun >= kOrdinary;
-    if (long_ago) look_after();
-    const Awaited next = awaited();
-    sleep(next.rank, next.phase, std::min(long_ago ? kLookAround : kOrdinary, until - now));
-  }
-  attended_.fetch_sub(1);
-  look_after();
-  return true;
-}
-
-void Region::sleep(int rank, uint32_t phase, Nanoseconds most) {
-  if (contradicted_) {  // the flag is there, but not what it ought to say: the failure will come
-    std::this_thread::sleep_for(std::min<Nanoseconds>(most, std::chrono::milliseconds(1)));
-    return;
-  }
-  std::atomic<uint32_t>& word = segment_.flag(rank, phase).phase;
-  std::atomic<uint32_t>& sleepers = segment_.desk(rank).sleepers;
-  sleepers.fetch_add(1);
-  const uint32_t seen = word.load();
-  if (!at_or_after(seen, phase) && !failed()) {
-    const timespec timeout{static_cast<time_t>(most.count() / 1'000'000'000),
-                           static_cast<long>(most.count() % 1'000'000'000)};
-    futex(word, FUTEX_WAIT, seen, &timeout);
-  }
-  sleepers.fetch_sub(1);
-}
-
-// ---- in the engine's turn ---------------------------------------------------------------------
-
-bool Region::progress() {
-  if (!pending()) return false;
-  // A thread that waits here does it itself, unless it must be told of a failure.
-  if (attended_.load() != 0 && !failed()) return false;
-  return work(Wait::no, true);
-}
-
-Nanoseconds Region::check_deadline(Nanoseconds now) {
-  if (!pending() || failed()) return Nanoseconds::max();
-  std::string text;
-  {
-    const Turn turn(turn_);
-    if (!turn) return now + kOrdinary;
-    if (!running_) return Nanoseconds::max();
-    if (now < running_->operation->deadline) return running_->operation->deadline;
-    std::string missing;
-    const Awaited next = awaited();
-    for (int r = 0; r < size_; ++r)
-      if (r != rank_ && !reached(r, next.phase))
-        missing += (missing.empty() ? "" : ", ") + std::to_string(names_[static_cast<size_t>(r)]);
-    text = running_->operation->text() + ": not done at its deadline; waiting in step " +
-           std::to_string(running_->step) + " of " + std::to_string(running_->moves.phases()) +
-           " for rank " + missing;
-  }
-  engine_.fail(channel_, Status(Code::timeout, text), true);
-  return Nanoseconds::max();
-}
-
-bool Region::arm() {
-  if (!pending() || attended_.load() != 0 || contradicted_) return true;
-  const Awaited next = awaited();
-  segment_.desk(next.rank).bells.fetch_or(uint64_t{1} << rank_);
-  const Turn turn(turn_);
-  return turn && running_ &&
-         !at_or_after(segment_.flag(next.rank, next.phase).phase.load(), next.phase);
-}
-
-void Region::fail(const Status& why) {
-  {
-    const std::lock_guard lock(failure_lock_);
-    if (!failure_.ok()) return;
-    failure_ = why;
-  }
-  failed_.store(true);
-  const Awaited next = awaited();
-  futex(segment_.flag(next.rank, next.phase).phase, FUTEX_WAKE, INT_MAX, nullptr);
-  engine_.nudge();
-}
-
-std::string Region::recall(uint32_t seq) {
-  for (;;) {
-    const Turn turn(turn_);
-    if (!turn) {
-      sched_yield();
-      continue;
-    }
-    const std::string who = "rank " + std::to_string(names_[static_cast<size_t>(rank_)]);
-    for (size_t back = 0; back < history_.size() && seq < next_seq_; ++back) {
-      const Channel::Past& past = history_[(latest_ + history_.size() - back) % history_.size()];
-      if (past.seq != ~0u && past.seq <= seq)
-        return who + " called " + past.what.text() + " as operation " + std::to_string(seq);
-    }
-    return who + " has not called operation " + std::to_string(seq);
-  }
-}
-
-bool Region::waits_for(int rank) {
-  const Turn turn(turn_);
-  if (!turn || !running_) return false;
-  const Awaited next = awaited();
-  return !at_or_after(segment_.flag(next.rank, next.phase).phase.load(), next.phase) &&
-         !reached(rank, next.phase);
 }
 
 }  // namespace ringfold::region

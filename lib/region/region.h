@@ -47,8 +47,8 @@ struct Patience {
 
 class Region final : public Companion {
  public:
-  // `channel` gives id, rank and peers and outlives the region's operations. `ring`: wakes the
-  // engine of a rank that went to sleep through arm().
+  // `channel` gives id, rank, peers and record, and outlives the region's operations. `ring`: wakes
+  // the engine of a rank that went to sleep through arm().
   Region(Segment segment, const Channel& channel, Engine& engine, Patience patience, bool crowded,
          std::function<void(int rank)> ring);
   ~Region() override;
@@ -71,8 +71,9 @@ class Region final : public Companion {
     const void* object_;
     std::unique_ptr<Operation> (*call_)(const void*);
   };
+  // `*ended` is set when it is done.
   Quick run(const Description& what, const Shape& shape, const Operation::Memory& memory,
-            const Make& make);
+            const Make& make, Nanoseconds begun, Nanoseconds* ended);
   // For an all_reduce of at most kInline bytes.
   Quick run_small(size_t count, DType type, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
@@ -93,7 +94,7 @@ class Region final : public Companion {
   [[nodiscard]] std::string recall(uint32_t seq) override;
   [[nodiscard]] bool waits_for(int rank) override;
 
-  [[nodiscard]] uint64_t bytes_written() const { return bytes_.load(std::memory_order_relaxed); }
+  [[nodiscard]] uint64_t bytes_written() const { return record::get(lane_.sent); }
   [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
   [[nodiscard]] const Room& room() const { return room_; }
 
@@ -131,15 +132,20 @@ class Region final : public Companion {
   bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
   void show(uint32_t phase, uint32_t fingerprint);
   void greet(uint32_t phase, uint32_t fingerprint);
-  Running& start(const Description& what, const Shape& shape, const Operation::Memory& memory);
+  Running& start(const Description& what, const Shape& shape, const Operation::Memory& memory,
+                 Nanoseconds called);
   void start_next();
   bool advance(Wait wait);
   bool advance_running(Wait wait);
-  void account();
+  void account(Nanoseconds now);
+  bool intact(int rank, bool right, uint32_t seq);
+  bool all_intact(const Running& r);
+  bool payloads_intact(uint32_t phase, size_t bytes, uint32_t seq);
   bool work(Wait wait, bool in_turn);
   void fold_payloads(uint32_t phase, const Description& what, void* out) const;
   void describe_small(size_t count, DType type, Op op);
   void remember(uint32_t seq, const Description& what, uint32_t fingerprint);
+  void record_quick(uint32_t seq, const Description& what, uint32_t fingerprint);
   void look_after();
   void sleep(int rank, uint32_t phase, Nanoseconds most);
   void await(int rank, uint32_t phase);
@@ -153,13 +159,14 @@ class Region final : public Companion {
   Engine& engine_;
   const Patience patience_;
   const Room room_;
+  const bool verify_;
   const std::function<void(int)> ring_;
+  const std::shared_ptr<record::Record> record_;
+  record::Lane& lane_;
 
   std::mutex queue_lock_;  // guards queue_
   std::deque<std::unique_ptr<Operation>> queue_;
-  std::atomic<int> pending_{0};  // submitted and not over
-  std::atomic<uint64_t> awaited_{0};
-  std::atomic<uint64_t> bytes_{0};
+  std::atomic<int> pending_{0};   // submitted and not over
   std::atomic<int> attended_{0};  // threads inside wait()
   std::mutex attendant_;
 
@@ -172,6 +179,7 @@ class Region final : public Companion {
   Ring ring_a_, ring_b_;
   WriteChoice choice_;
   std::optional<Running> running_;
+  bool stalled_ = false;  // and the engine knows
   std::vector<Finished> finished_;
   uint32_t next_phase_ = 1;
   uint32_t all_at_ = 0;  // all others are known to have reached this phase
@@ -181,6 +189,8 @@ class Region final : public Companion {
   std::array<Channel::Past, 64> history_;
   size_t latest_ = 0;
   uint32_t latest_fingerprint_ = 0;
+  record::Entry* entry_ = nullptr;  // of the latest operation
+  uint32_t row_ = 0;                // the fingerprint of its row, if it is quick; else 0
 };
 
 }  // namespace ringfold::region

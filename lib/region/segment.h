@@ -8,6 +8,7 @@
 // Threads: as said for the Region, which owns it; the memory itself is shared by design.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +33,7 @@ inline constexpr size_t kPoolBytesOfAll = 16 << 20;
 struct alignas(128) Flag {
   std::atomic<uint32_t> phase;
   uint32_t fingerprint;  // of the operation, as its rank understands it
+  uint64_t check;        // with RINGFOLD_VERIFY: the checksum of a payload that lies here
   // Begins in the flag's own cache line.
   alignas(32) std::byte payload[kInline];
 };
@@ -44,8 +46,16 @@ struct alignas(128) Desk {
 };
 static_assert(kMaxRanks <= 64);
 
+// With RINGFOLD_VERIFY, in place of the payload, where that lies in the pools.
+struct Checks {
+  std::array<uint64_t, kMaxRanks>
+      a;       // of what each rank reads of stage A; alike for all: the first
+  uint64_t b;  // of what all read of stage B
+};
+static_assert(sizeof(Checks) <= kInline);
+
 struct Geometry {
-  uint32_t magic = 0x52464752, version = 1;
+  uint32_t magic = 0x52464752, version = 2;
   uint32_t ranks = 0, unused = 0;
   uint64_t pool_bytes = 0;
   bool operator==(const Geometry&) const = default;

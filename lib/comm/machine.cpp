@@ -1,11 +1,11 @@
-#include "tools/machine.h"
+#include "lib/comm/machine.h"
 
 #include <fmt/format.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-namespace ringfold::tools {
+namespace ringfold {
 namespace {
 
 using nlohmann::json;
@@ -52,4 +52,12 @@ Result<Machine> read_machine(const std::string& file) {
   return machine;
 }
 
-}  // namespace ringfold::tools
+std::string to_string(const Machine& machine) {
+  const auto link = [](const LinkCost& cost) {
+    return fmt::format("{:.9g} s + {:.9g} s/B", cost.alpha, cost.beta);
+  };
+  return fmt::format("local {}, remote {}, gamma {:.9g} s/B", link(machine.local),
+                     link(machine.remote), machine.gamma);
+}
+
+}  // namespace ringfold
