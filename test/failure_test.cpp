@@ -90,6 +90,19 @@ TEST_CASE("a rank that never calls: a time-out on all others, in the same words"
   }
 }
 
+// Or its driver might go to sleep for long, with the operation still in hand.
+TEST_CASE("a turn in which a deadline passes has moved, and the next one ends the operation") {
+  World world(2, 7);
+  const size_t comm = world.open_all();
+  Sum sum(2, 100);
+  sum.submit(world, comm, 0);
+  world.settle(std::chrono::milliseconds(1));
+  world.clock().pass(std::chrono::seconds(61));
+  CHECK(world.engine(0).poll());
+  while (world.engine(0).poll()) continue;
+  CHECK(sum.outcomes[0]->status.code() == Code::timeout);
+}
+
 TEST_CASE("ranks that call different things: a mismatch on all of them, whoever is met first") {
   for (int odd = 0; odd < 4; ++odd) {
     for (const size_t count : {size_t{0}, size_t{99}, size_t{101}, size_t{5000}}) {

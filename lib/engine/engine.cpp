@@ -357,6 +357,7 @@ bool Engine::pending(const Channel& channel) const {
 
 void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
   if (!channel.failed.ok()) return;
+  failed_any_ = true;
   channel.failed = why;
   channel.mark_failed(why);
   for (auto& operation : running_)
@@ -466,8 +467,10 @@ bool Engine::poll() {
     for (Source* source : sources_) moved |= source->progress();
     moved |= advance_all();
     if (!moved) {
+      failed_any_ = false;
       check_deadlines();
       check_departures();
+      moved = failed_any_;  // what failed is taken out in the next turn: nobody may sleep before
     }
     if (moved) nap_ = Nanoseconds(0);
     finished.swap(finished_);

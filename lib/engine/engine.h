@@ -267,7 +267,8 @@ class Engine {
   std::map<uint32_t, Status> unborn_;    // failures heard of before their channel was opened here
   std::unordered_set<uint32_t> closed_;  // ids of channels that were here: never used again
   Nanoseconds next_deadline_ = Nanoseconds::max();
-  Nanoseconds nap_{};  // while something silent is waited for
+  bool failed_any_ = false;  // a channel, in this turn
+  Nanoseconds nap_{};        // while something silent is waited for
 };
 
 }  // namespace ringfold
