@@ -86,7 +86,7 @@ void Shm::send(Peer peer, const MessageId& id, Buffer buffer, Completion* comple
   out.bytes = buffer.bytes;
   out.completion = completion;
   out.kind = announce ? Kind::announce : Kind::message;
-  if (!accounts_.charge(peer, id.comm, announce ? 0 : buffer.bytes, out)) return;
+  if (!accounts_.charge(peer, id.comm, id.seq, announce ? 0 : buffer.bytes, out)) return;
   n->data.push_back(out);
   pump(*n);
 }
@@ -120,6 +120,7 @@ void Shm::give_back(Completion* completion) {
 
 void Shm::open(uint32_t comm, uint32_t seq, uint32_t fingerprint) {
   matcher_.open(comm, seq, fingerprint);
+  accounts_.open(comm, seq);
   matcher_.contradictions(comm, seq, fingerprint, [&](Peer peer, const MessageId& theirs) {
     contradictions_.emplace_back(peer, theirs);
   });
@@ -130,6 +131,11 @@ void Shm::finish(uint32_t comm, uint32_t seq) {
     std::unique_ptr<Unasked> unasked(static_cast<Unasked*>(early.message));
     owe(*find(peer), comm, unasked->announced() ? 0 : unasked->bytes);
     discard(std::move(unasked));
+  });
+  accounts_.finish(comm, seq, [&](Peer peer, const Outgoing& out) {
+    Neighbour& n = *find(peer);
+    n.data.push_back(out);
+    pump(n);
   });
 }
 

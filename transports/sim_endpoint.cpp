@@ -124,7 +124,7 @@ void SimEndpoint::send(Peer peer, const MessageId& id, Buffer buffer, Completion
   message->completion = completion;
   ++self().open_sends;
   count_sent(buffer.bytes);
-  if (accounts_.charge(peer, id.comm, charge_of(buffer.bytes), message)) network_.submit(message);
+  if (accounts_.charge(peer, id.comm, id.seq, charge_of(buffer.bytes), message)) network_.submit(message);
 }
 
 void SimEndpoint::recv(Peer peer, const MessageId& id, Buffer buffer, bool may_lend,
@@ -141,6 +141,7 @@ void SimEndpoint::recv(Peer peer, const MessageId& id, Buffer buffer, bool may_l
 
 void SimEndpoint::open(uint32_t comm, uint32_t seq, uint32_t fingerprint) {
   matcher_.open(comm, seq, fingerprint);
+  accounts_.open(comm, seq);
   matcher_.contradictions(comm, seq, fingerprint, [&](Peer peer, const MessageId& theirs) {
     contradictions_.emplace_back(peer, theirs);
   });
@@ -151,6 +152,7 @@ void SimEndpoint::finish(uint32_t comm, uint32_t seq) {
   matcher_.finish(comm, seq, [&](Peer, const MessageId&, const Matcher::Early& early) {
     drop(static_cast<SimMessage*>(early.message));
   });
+  accounts_.finish(comm, seq, [&](Peer, SimMessage* message) { network_.submit(message); });
 }
 
 // Takes back what this rank has sent and was not told of yet. Nobody reads the buffers any more.

@@ -77,6 +77,7 @@ struct Channel {
   };
   std::deque<std::unique_ptr<class Operation>> waiting;
   int running = 0;
+  std::vector<uint32_t> gone_to;  // point to point, by rank: messages that were sent to the end
   Status failed;
   bool suspected = false;        // a mismatch is being cleared up with the other side
   std::array<Past, 64> history;  // what this rank called, to say so when another differs
@@ -241,6 +242,7 @@ class Engine {
   void start_waiting(Channel& channel);
   void end(size_t running, const Status& status);
   [[nodiscard]] bool ready(Operation& operation);
+  [[nodiscard]] static bool has_its_turn(const Operation& operation);
   bool advance_all();
   [[nodiscard]] bool pending(const Channel& channel) const;
   void fail_channel(Channel& channel, const Status& why, bool tell);
