@@ -175,6 +175,20 @@ TEST_CASE("a rank dies in mid-ring: all others lose it, and communicators withou
   }
 }
 
+TEST_CASE("a rank that dies after the first communicator was aborted is lost, not aborted") {
+  World world(3, 6);
+  const size_t first = world.open_all(), second = world.open_all();
+  world.engine(0).fail(world.channel(first, 0).id, Status(Code::aborted, "enough"), true);
+  world.settle(std::chrono::milliseconds(1));
+  Sum sum(3, 50);
+  for (const int r : {0, 1}) sum.submit(world, second, r);
+  world.hub().kill(2);
+  world.pause(2);
+  REQUIRE(finish(world, sum.outcomes));
+  check_all(sum.outcomes, Code::peer_lost);
+  world.resume(2);
+}
+
 TEST_CASE("abort ends everything pending and everything later, on every rank") {
   World world(3, 5);
   const size_t comm = world.open_all();

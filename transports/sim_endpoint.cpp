@@ -20,6 +20,10 @@ uint64_t charge_of(uint64_t bytes) {
   return bytes > kCreditBatchBytes ? 0 : bytes;
 }
 
+Status gone(Peer peer) {
+  return {Code::peer_lost, fmt::format("rank {} is gone", peer)};
+}
+
 }  // namespace
 
 class SimEndpoint final : public Transport {
@@ -103,7 +107,7 @@ Status SimEndpoint::refusal(Peer peer, uint32_t comm) const {
   if (peer < 0 || peer >= network_.size())
     return {Code::invalid_argument, fmt::format("there is no rank {}", peer)};
   if (!lost_.empty() && std::ranges::find(lost_, peer) != lost_.end())
-    return {Code::peer_lost, fmt::format("rank {} is gone", peer)};
+    return gone(peer);
   return {};
 }
 
@@ -300,7 +304,7 @@ void SimEndpoint::deliver(SimMessage* message, const Matcher::Posted& posted) {
 void SimEndpoint::lose(Peer peer) {
   if (std::ranges::find(lost_, peer) != lost_.end()) return;
   lost_.push_back(peer);
-  const Status why = refusal(peer, 0);
+  const Status why = gone(peer);
   std::vector<Completion*> pending;
   matcher_.lose(peer, [&](Peer, const MessageId&, const Matcher::Posted& posted) {
     pending.push_back(posted.completion);
