@@ -409,8 +409,9 @@ TEST_CASE("a rank that dies during start-up is named at once on every other") {
     waitpid(child, nullptr, 0);
   });
   const Nanoseconds begin = now();
-  const auto ranks = in_threads(2, [&](int i) {  // rank 3 of 4 never comes
-    return bootstrap(rendezvous(2 * i, 4, port), this_process(), {});
+  const auto ranks = in_threads(3, [&](int i) {
+    if (i == 2) std::this_thread::sleep_for(600ms);  // rank 3 comes when it has happened
+    return bootstrap(rendezvous(i == 0 ? 0 : i + 1, 4, port), this_process(), {});
   });
   killer.join();
   CHECK(now() - begin < 4s);
