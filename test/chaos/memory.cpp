@@ -19,7 +19,8 @@ Memory::Memory(const Call& call, int position, uint64_t seed)
       element_(size_of(call.type)),
       frame_(frame(call.schedule, position)) {
   const bool broadcast = call.schedule.collective == Collective::broadcast && !call.message;
-  if (call.message) frame_ = {position == 0 ? frame_.work : Range{}, position == 1 ? frame_.work : Range{}};
+  if (call.message)
+    frame_ = {position == 0 ? frame_.work : Range{}, position == 1 ? frame_.work : Range{}};
   const size_t in = frame_.input.count * element_, out = frame_.work.count * element_;
   const bool one = (call.in_place || broadcast) && in != 0 && out != 0;
   if (one) {

@@ -63,11 +63,11 @@ class Play {
 
  private:
   struct Rank {
-    size_t next = 0;                                // action
-    std::vector<std::unique_ptr<Part>> parts;       // by call; null: not started
-    std::vector<std::shared_ptr<Channel>> channels; // by communicator; null: not (yet) there
-    std::vector<bool> silent;                       // by communicator
-    Nanoseconds until{};                            // it stands still
+    size_t next = 0;                                 // action
+    std::vector<std::unique_ptr<Part>> parts;        // by call; null: not started
+    std::vector<std::shared_ptr<Channel>> channels;  // by communicator; null: not (yet) there
+    std::vector<bool> silent;                        // by communicator
+    Nanoseconds until{};                             // it stands still
     Nanoseconds resumed{};
   };
   static size_t at(int i) { return static_cast<size_t>(i); }
@@ -170,11 +170,11 @@ void Play::start(int r, int index) {
 
 void Play::submit(int r, Part& part) {
   const Call& call = part.call;
-  const int position = call.message ? (part.channel->rank == call.from ? 0 : 1) : part.channel->rank;
+  const int position =
+      call.message ? (part.channel->rank == call.from ? 0 : 1) : part.channel->rank;
   part.memory.emplace(call, position, scenario_.seed);
   part.started = world_.now();
-  auto operation =
-      std::make_unique<PartOperation>(part, world_.network().clock(), operations_);
+  auto operation = std::make_unique<PartOperation>(part, world_.network().clock(), operations_);
   operation->channel = part.channel;
   operation->what = {call.schedule, call.type, call.op, call.piece, call.message};
   operation->position = position;
@@ -183,9 +183,9 @@ void Play::submit(int r, Part& part) {
     operation->transports.assign(2, &world_.network().of(r));
     operation->peers.assign(2, part.channel->peers[at(operation->partner)]);
   }
-  operation->compute = std::make_unique<HostCompute>(
-      call.schedule, position, part.memory->input(), part.memory->work(), call.type,
-      part.memory->reduction(), call.piece, slots_);
+  operation->compute = std::make_unique<HostCompute>(call.schedule, position, part.memory->input(),
+                                                     part.memory->work(), call.type,
+                                                     part.memory->reduction(), call.piece, slots_);
   operation->deadline = part.started + scenario_.timeout;
   world_.engine(r).submit(std::move(operation));
   ++tally_.calls;
@@ -298,8 +298,8 @@ bool changes_roles(const Fault& fault) {
 // Some of its ranks could not make it: the others wait for them in vain.
 bool Play::incomplete(int comm) const {
   const Comm& c = scenario_.comms[at(comm)];
-  return std::ranges::any_of(
-      c.members, [&](int r) { return ranks_[at(r)].channels[at(comm)] == nullptr; });
+  return std::ranges::any_of(c.members,
+                             [&](int r) { return ranks_[at(r)].channels[at(comm)] == nullptr; });
 }
 
 // News travel through rank 0. Once it has left, a rank that nobody waits for hears nothing: the
@@ -311,9 +311,7 @@ bool Play::unheard() const {
 
 bool Play::explained(int comm, Code code) const {
   const auto& members = scenario_.comms[at(comm)].members;
-  const auto concerns = [&](int rank) {
-    return std::ranges::find(members, rank) != members.end();
-  };
+  const auto concerns = [&](int rank) { return std::ranges::find(members, rank) != members.end(); };
   // Whoever waits in vain on a communicator that some could not make is late on others, too.
   const auto all = std::views::iota(0, static_cast<int>(scenario_.comms.size()));
   if (code == Code::timeout &&
@@ -350,7 +348,8 @@ std::string Play::check_end(int r, int index, const Part& part) const {
   for (const Rank& rank : ranks_)
     if (!scenario_.network.simulated) resumed = std::max(resumed, rank.resumed);
   const Nanoseconds late = part.ended - std::max(part.started + scenario_.timeout, resumed);
-  if (late > kGrace)
+  // ... which may be at its own deadline, if it has not heard.
+  if (late > kGrace && (scenario_.network.simulated || !unheard()))
     return fmt::format("rank {}, call {} ended {} ms after its deadline", r, index,
                        late.count() / 1'000'000);
   const bool prompt = part.status.code() != Code::timeout && scenario_.faults.size() == 1 &&
@@ -367,8 +366,7 @@ std::string Play::check_part(int r, int index) {
   const auto& part = ranks_[at(r)].parts[at(index)];
   if (part == nullptr || !world_.living(r)) return {};
   ++(part->status.ok() ? tally_.right : tally_.failed);
-  if (!part->wrong.empty())
-    return fmt::format("rank {}, call {}: {}", r, index, part->wrong);
+  if (!part->wrong.empty()) return fmt::format("rank {}, call {}: {}", r, index, part->wrong);
   if (!part->memory->left_alone())
     return fmt::format("rank {}, call {}: its memory was written after its end", r, index);
   const Code code = part->status.code();

@@ -244,9 +244,9 @@ Call differing(const Call& call, int ranks, uint64_t variant) {
       if (has_root(was.collective)) with(was.collective, was.count, (was.root + 1) % ranks);
       break;
     case 4: {
-      const auto next = static_cast<Collective>((static_cast<int>(was.collective) + 1 +
-                                                 static_cast<int>(variant / 6 % 7)) %
-                                                kCollectives);
+      const auto next = static_cast<Collective>(
+          (static_cast<int>(was.collective) + 1 + static_cast<int>(variant / 6 % 7)) %
+          kCollectives);
       other.in_place = false;
       with(next, was.count * static_cast<size_t>(ranks), has_root(next) ? was.root : 0);
       if (!other.reduces()) other.op = Op::sum;

@@ -26,8 +26,7 @@ class LoopbackNetwork final : public Network {
   LoopbackNetwork(const NetworkPlan& plan, int ranks)
       : step_(std::max<Nanoseconds>(std::chrono::microseconds(1), plan.late / 8)) {
     const Faults faults{plan.seed, plan.late, plan.reorder};
-    for (int r = 0; r < ranks; ++r)
-      ends_.push_back(make_loopback(hub_, r, clock_, faults));
+    for (int r = 0; r < ranks; ++r) ends_.push_back(make_loopback(hub_, r, clock_, faults));
     for (auto& end : ends_)
       for (int peer = 0; peer < ranks; ++peer)
         if (!end->connect(peer, fmt::format("loopback {}", peer)).ok()) std::abort();
@@ -141,8 +140,11 @@ void VirtualWorld::kill(int rank) {
   ranks_[at(rank)].dead = true;
   network_->kill(rank);
   // The system closes its connections.
-  const Notice lost{
-      .kind = Notice::Kind::lost, .origin = rank, .code = Code::peer_lost, .text = {}, .members = {}};
+  const Notice lost{.kind = Notice::Kind::lost,
+                    .origin = rank,
+                    .code = Code::peer_lost,
+                    .text = {},
+                    .members = {}};
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank && (rank == 0 || peer == 0)) post(rank, peer, lost);
 }

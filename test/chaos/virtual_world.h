@@ -1,6 +1,6 @@
-// Ranks of a world in one thread and virtual time: the library's own engines over one of its virtual
-// networks, and a star of control connections with delays of its own. Ranks die, stand still, leave
-// and lose connections when they are told to. The same seed gives the same run.
+// Ranks of a world in one thread and virtual time: the library's own engines over one of its
+// virtual networks, and a star of control connections with delays of its own. Ranks die, stand
+// still, leave and lose connections when they are told to. The same seed gives the same run.
 #pragma once
 
 #include <map>
@@ -39,8 +39,8 @@ class Network {
   [[nodiscard]] virtual bool resets() const = 0;
   // The rank's next message has other bits in its header. REQUIRES !resets().
   virtual void corrupt(int rank) = 0;
-  // To the next instant at which something may come to one of the ranks that are `awake`, at most to
-  // `until`.
+  // To the next instant at which something may come to one of the ranks that are `awake`, at most
+  // to `until`.
   virtual void pass(Nanoseconds until, const std::vector<int>& awake) = 0;
 };
 std::unique_ptr<Network> make_network(const NetworkPlan& plan, int ranks);
