@@ -11,7 +11,8 @@ const auto nothing = [](int) { FAIL("nothing may go"); };
 
 TEST_CASE("a sender waits at the limit of messages and goes on in order") {
   CreditAccounts<int> accounts;
-  for (int i = 0; i < static_cast<int>(kCreditMessages); ++i) REQUIRE(accounts.charge(1, 5, 0, 0, i));
+  for (int i = 0; i < static_cast<int>(kCreditMessages); ++i)
+    REQUIRE(accounts.charge(1, 5, 0, 0, i));
   CHECK_FALSE(accounts.charge(1, 5, 0, 0, 1000));
   CHECK_FALSE(accounts.charge(1, 5, 0, 0, 1001));
   CHECK(accounts.charge(1, 6, 0, 0, 0));  // neither another communicator

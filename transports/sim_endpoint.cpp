@@ -106,8 +106,7 @@ Status SimEndpoint::refusal(Peer peer, uint32_t comm) const {
   if (!self().alive) return {Code::peer_lost, fmt::format("rank {} itself is gone", me_)};
   if (peer < 0 || peer >= network_.size())
     return {Code::invalid_argument, fmt::format("there is no rank {}", peer)};
-  if (!lost_.empty() && std::ranges::find(lost_, peer) != lost_.end())
-    return gone(peer);
+  if (!lost_.empty() && std::ranges::find(lost_, peer) != lost_.end()) return gone(peer);
   return {};
 }
 
@@ -128,7 +127,8 @@ void SimEndpoint::send(Peer peer, const MessageId& id, Buffer buffer, Completion
   message->completion = completion;
   ++self().open_sends;
   count_sent(buffer.bytes);
-  if (accounts_.charge(peer, id.comm, id.seq, charge_of(buffer.bytes), message)) network_.submit(message);
+  if (accounts_.charge(peer, id.comm, id.seq, charge_of(buffer.bytes), message))
+    network_.submit(message);
 }
 
 void SimEndpoint::recv(Peer peer, const MessageId& id, Buffer buffer, bool may_lend,

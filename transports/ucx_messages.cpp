@@ -195,9 +195,8 @@ void UcxTransport::finish(uint32_t comm, uint32_t seq) {
   matcher_.finish(comm, seq, [&](Peer peer, const MessageId& id, const Matcher::Early& early) {
     drop(peer, id, early);
   });
-  credits_.finish(comm, seq, [&](Peer peer, const Waiting& message) {
-    start_send(link_to(peer), message);
-  });
+  credits_.finish(comm, seq,
+                  [&](Peer peer, const Waiting& message) { start_send(link_to(peer), message); });
 }
 
 void UcxTransport::credit_back(Link& link, uint32_t comm, size_t bytes) {

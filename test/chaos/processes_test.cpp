@@ -183,7 +183,15 @@ Status Actor::one_split() {
   if (!part.ok()) return part.status();
   int64_t x = 1;
   called_ = now();
-  return part->all_reduce(&x, &x, 1, DType::i64, Op::sum).wait();
+  // Not all may have got as far as this: what failed is then the communicator that was split.
+  Work pending = part->all_reduce(&x, &x, 1, DType::i64, Op::sum);
+  while (pending.wait(10ms).code() == Code::timeout && !pending.done())
+    if (const Status health = comm_.health(); !health.ok()) {
+      part->abort();
+      (void)pending.wait();
+      return health;
+    }
+  return pending.wait();
 }
 
 // What the others hear of it, and when.
@@ -311,17 +319,18 @@ struct Sample {
   size_t blow, transport;
   double milliseconds;
 };
-// Where UCX tells of itself, by process.
+// What the ranks print, by process: UCX tells of each connection to a dead rank.
 std::string log_folder() {
   return fmt::format("/tmp/ringfold-chaos-{}", getpgrp());
 }
 
 // Debian's UCX has assertions that a dying peer can trip while a connection is being made; they end
-// the process, which no library above it can prevent. Its log tells them from ours.
+// the process, which no library above it can prevent. Its sources are in C, ours are not.
 bool ended_by_ucx(pid_t process) {
   std::ifstream log(fmt::format("{}/{}", log_folder(), process));
   for (std::string line; std::getline(log, line);)
-    if (line.find("Assertion") != std::string::npos) return true;
+    if (line.find(".c:") != std::string::npos && line.find("Assertion") != std::string::npos)
+      return true;
   return false;
 }
 
@@ -402,7 +411,6 @@ TEST_CASE("a process fails somehow, somewhere: the others say so, in time, and g
   constexpr uint64_t kShards = 3;
   constexpr double kMostEndedByUcx = 0.05;
   std::filesystem::create_directory(log_folder());
-  setenv("UCX_LOG_FILE", (log_folder() + "/%p").c_str(), 1);
   const auto only = number_in("CHAOS_SEED");
   const uint64_t first = only.value_or(0);
   const uint64_t scenarios = only ? 1 : number_in("CHAOS_SCENARIOS").value_or(24);
