@@ -350,8 +350,14 @@ std::string play(const Plan& plan, Samples& samples) {
   const size_t descriptors = entries("/proc/self/fd").size();
   std::string wrong;
   {
-    Processes ranks(plan.ranks,
-                    [&](const Rendezvous& me) { return Actor(me, plan, *board).run(); });
+    Processes ranks(plan.ranks, [&](const Rendezvous& me) {
+      const std::string log = fmt::format("{}/{}", log_folder(), getpid());
+      const int file = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+      RANK_CHECK(dup2(file, STDOUT_FILENO) >= 0);
+      RANK_CHECK(dup2(file, STDERR_FILENO) >= 0);
+      close(file);
+      return Actor(me, plan, *board).run();
+    });
     // Whoever stands still goes on when the others are through with it.
     if (plan.blow == Blow::stop) {
       for (int i = 0; i < 2000 && !board->stopped; ++i) std::this_thread::sleep_for(5ms);
