@@ -254,14 +254,15 @@ struct Exchange {
   bool proved = false;
   Status concluded;
 
-  void run(const std::string& refusal = "") {
+  void run(const std::string& refusal = "", Code code = Code::mismatch) {
     const auto challenge = coordinator.challenge(joiner.hello());
     REQUIRE(challenge.ok());
     const auto proof = joiner.answer(*challenge);
     REQUIRE(proof.ok());
     proved = coordinator.proves(*proof);
-    concluded = joiner.conclude(proved ? coordinator.verdict(refusal)
-                                       : CoordinatorHandshake::verdict_for_stranger());
+    concluded = joiner.conclude(
+        proved ? coordinator.verdict(refusal.empty() ? Status() : Status(code, refusal))
+               : CoordinatorHandshake::verdict_for_stranger());
   }
 };
 
@@ -309,7 +310,7 @@ TEST_CASE("a wrong secret fails on both sides, whoever has it") {
   // A coordinator that accepts everybody without knowing the secret is not believed.
   Exchange impostor = between("secret", "guess");
   impostor.run();
-  CHECK(impostor.joiner.conclude(impostor.coordinator.verdict("")).code() == Code::peer_lost);
+  CHECK(impostor.joiner.conclude(impostor.coordinator.verdict(Status())).code() == Code::peer_lost);
 }
 
 TEST_CASE("a refusal is believed only from somebody who knows the secret") {
@@ -318,9 +319,12 @@ TEST_CASE("a refusal is believed only from somebody who knows the secret") {
   CHECK(refused.proved);
   CHECK(refused.concluded.code() == Code::mismatch);
   CHECK(refused.concluded.message() == "rank 3 was started twice");
-  std::string changed = refused.coordinator.verdict("rank 3 was started twice");
+  std::string changed =
+      refused.coordinator.verdict(Status(Code::mismatch, "rank 3 was started twice"));
   changed[0] = 1;  // turned into an acceptance on the way
   CHECK(refused.joiner.conclude(changed).message() == kAuthenticationFailed);
+  refused.run("rank 2 went away", Code::peer_lost);
+  CHECK(refused.concluded.to_string() == "peer_lost: rank 2 went away");
 }
 
 TEST_CASE("a recorded handshake proves nothing the second time") {

@@ -289,6 +289,51 @@ TEST_CASE("a recorded handshake opens nothing") {
   CHECK(met.status().to_string() == "ok");
 }
 
+TEST_CASE("a forged handshake opens nothing, and the true rank still gets in") {
+  const uint16_t port = free_port();
+  Result<Met> met = Status(Code::internal, "not yet");
+  std::thread rank_0([&] {
+    met = coordinate(meeting(0, 2, port),
+                     std::move(*listen_on(*Address::numeric("127.0.0.1", port))), introduction(0));
+  });
+  wait_until_listening(port);
+  JoinerHandshake forger(key_of("a secret"), Claim{kWireVersion, 1, 2});
+  for (size_t forged = 0; forged < 4; ++forged) {
+    std::string challenge(kChallengeBytes, '\0'), verdict(kVerdictBytes, '\0');
+    const Descriptor socket = connect_here(port);
+    std::string hello = forger.hello();
+    if (forged == 1) hello[12] ^= 1;  // another rank than the proof is for
+    REQUIRE(send_all(socket, hello, now() + 1s).ok());
+    REQUIRE(recv_all(socket, challenge, now() + 1s).ok());
+    if (forged == 2) challenge.back() ^= 1;  // the answer to something else
+    std::string proof = *forger.answer(challenge);
+    if (forged == 0) proof[5] ^= 1;
+    if (forged == 3) proof.assign(kProofBytes, '\0');
+    REQUIRE(send_all(socket, proof, now() + 1s).ok());
+    REQUIRE(recv_all(socket, verdict, now() + 1s).ok());
+    INFO("forgery " << forged);
+    CHECK(verdict == CoordinatorHandshake::verdict_for_stranger());
+  }
+  const auto joined = join(meeting(1, 2, port), {{"127.0.0.1", port}}, introduction(1));
+  CHECK(joined.status().to_string() == "ok");
+  rank_0.join();
+  CHECK(met.status().to_string() == "ok");
+}
+
+TEST_CASE("a rank that introduces itself as another than it proved ends start-up") {
+  const uint16_t port = free_port();
+  Result<Met> liar = Status(Code::internal, "not yet");
+  std::thread rank_1([&] {
+    liar = join(meeting(1, 3, port, 10s), {{"127.0.0.1", port}}, introduction(2));
+  });
+  const auto rank_0 = bootstrap(rendezvous(0, 3, port, 10s), this_process(), {});
+  rank_1.join();
+  for (const Status& status : {rank_0.status(), liar.status()}) {
+    CHECK(status.code() == Code::mismatch);
+    CHECK_THAT(status.message(), Contains("rank 1 sent a malformed message"));
+  }
+}
+
 TEST_CASE("a rank started twice ends start-up for all") {
   const uint16_t port = free_port();
   const Nanoseconds begin = now();
@@ -329,20 +374,20 @@ TEST_CASE("an impossible rank is refused, and the others hear of it") {
   }
 }
 
-TEST_CASE("another wire version ends start-up for all and is named") {
+TEST_CASE("another wire version, older or newer, ends start-up for all and is named") {
+  const uint32_t version = GENERATE(kWireVersion - 1, kWireVersion + 1);
   const uint16_t port = free_port();
   Result<Met> newer = Status(Code::internal, "not yet");
   std::thread rank_1([&] {
     Meeting pretended = meeting(1, 2, port, 10s);
-    pretended.version = kWireVersion + 1;
+    pretended.version = version;
     newer = join(pretended, {{"127.0.0.1", port}}, introduction(1));
   });
   const auto rank_0 = bootstrap(rendezvous(0, 2, port, 10s), this_process(), {});
   rank_1.join();
   for (const Status& status : {rank_0.status(), newer.status()}) {
     CHECK(status.code() == Code::mismatch);
-    CHECK_THAT(status.message(),
-               Contains(fmt::format("rank 1 speaks wire version {}", kWireVersion + 1)));
+    CHECK_THAT(status.message(), Contains(fmt::format("rank 1 speaks wire version {}", version)));
   }
 }
 
@@ -409,8 +454,9 @@ TEST_CASE("a rank that dies during start-up is named at once on every other") {
     waitpid(child, nullptr, 0);
   });
   const Nanoseconds begin = now();
-  const auto ranks = in_threads(2, [&](int i) {  // rank 3 of 4 never comes
-    return bootstrap(rendezvous(2 * i, 4, port), this_process(), {});
+  const auto ranks = in_threads(3, [&](int i) {
+    if (i == 2) std::this_thread::sleep_for(600ms);  // rank 3 comes when it has happened
+    return bootstrap(rendezvous(i == 0 ? 0 : i + 1, 4, port), this_process(), {});
   });
   killer.join();
   CHECK(now() - begin < 4s);

@@ -90,6 +90,19 @@ TEST_CASE("a rank that never calls: a time-out on all others, in the same words"
   }
 }
 
+// Or its driver might go to sleep for long, with the operation still in hand.
+TEST_CASE("a turn in which a deadline passes has moved, and the next one ends the operation") {
+  World world(2, 7);
+  const size_t comm = world.open_all();
+  Sum sum(2, 100);
+  sum.submit(world, comm, 0);
+  world.settle(std::chrono::milliseconds(1));
+  world.clock().pass(std::chrono::seconds(61));
+  CHECK(world.engine(0).poll());
+  while (world.engine(0).poll()) continue;
+  CHECK(sum.outcomes[0]->status.code() == Code::timeout);
+}
+
 TEST_CASE("ranks that call different things: a mismatch on all of them, whoever is met first") {
   for (int odd = 0; odd < 4; ++odd) {
     for (const size_t count : {size_t{0}, size_t{99}, size_t{101}, size_t{5000}}) {
@@ -160,6 +173,20 @@ TEST_CASE("a rank dies in mid-ring: all others lose it, and communicators withou
     CHECK(good.exact());
     world.resume(1);
   }
+}
+
+TEST_CASE("a rank that dies after the first communicator was aborted is lost, not aborted") {
+  World world(3, 6);
+  const size_t first = world.open_all(), second = world.open_all();
+  world.engine(0).fail(world.channel(first, 0).id, Status(Code::aborted, "enough"), true);
+  world.settle(std::chrono::milliseconds(1));
+  Sum sum(3, 50);
+  for (const int r : {0, 1}) sum.submit(world, second, r);
+  world.hub().kill(2);
+  world.pause(2);
+  REQUIRE(finish(world, sum.outcomes));
+  check_all(sum.outcomes, Code::peer_lost);
+  world.resume(2);
 }
 
 TEST_CASE("abort ends everything pending and everything later, on every rank") {

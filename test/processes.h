@@ -278,6 +278,7 @@ class Processes {
       }
       ::signal(SIGPIPE, SIG_IGN);
       detail::report_pipe = pipe;
+      detail::failures = 0;  // those of a rank that starts ranks itself are not theirs
       int code = kChecksFailed;
       try {
         code = body(me);

@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "test/processes.h"
 #include "test/transport_world.h"
 #include "transports/shm_host.h"
 #include "transports/transports.h"
@@ -272,4 +273,25 @@ TEST_CASE("another host, another namespace and a process that is gone are told a
     address.pid = 0x7ffffffe;
     CHECK(shm->connect(1, address.encode()).code() == Code::peer_lost);
   }
+}
+
+TEST_CASE("a rank that has died before it is connected is lost, to messages too") {
+  Shared<std::array<char, 512>> address;
+  CHECK(run_ranks(1, 10s, [&](const Rendezvous&) {
+          auto gone = make_shm(1, real_clock);
+          if (!rank_ok(gone.status())) return 1;
+          (*gone)->address().copy(address->data(), 511);
+          fflush(nullptr);
+          _exit(0);
+        }) == "");
+  auto shm = make_shm(0, real_clock);
+  REQUIRE(shm.ok());
+  CHECK((*shm)->connect(1, address->data()).code() == Code::peer_lost);
+  Request request;
+  int x = 0;
+  (*shm)->send(1, MessageId{1, 0, 0, 7}, {&x, sizeof x}, &request);
+  may_call_back = true;
+  while (!request.ended()) (*shm)->progress();
+  may_call_back = false;
+  CHECK(request.failed(Code::peer_lost));
 }

@@ -5,6 +5,7 @@
 
 namespace ringfold::tools {
 
+using ringfold::parse_machine;
 using ringfold::read_machine;
 
 }  // namespace ringfold::tools

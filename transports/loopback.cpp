@@ -15,6 +15,10 @@ namespace {
 
 using namespace loopback;
 
+Status gone(Peer peer) {
+  return {Code::peer_lost, fmt::format("rank {} is gone", peer)};
+}
+
 class Loopback final : public Transport {
  public:
   Loopback(std::shared_ptr<LoopbackHub> hub, Peer me, Clock& clock, Faults faults)
@@ -134,7 +138,7 @@ Status Loopback::refusal(Peer peer, uint32_t comm) const {
   const auto neighbour = neighbours_.find(peer);
   if (neighbour == neighbours_.end())
     return {Code::invalid_argument, fmt::format("rank {} was never connected", peer)};
-  if (neighbour->second.lost) return {Code::peer_lost, fmt::format("rank {} is gone", peer)};
+  if (neighbour->second.lost) return gone(peer);
   return {};
 }
 
@@ -401,7 +405,7 @@ void Loopback::refuse(Message* message, Completion* completion, const Status& wh
 void Loopback::lose(Peer peer) {
   const auto found = neighbours_.find(peer);
   if (found == neighbours_.end() || std::exchange(found->second.lost, true)) return;
-  const Status why = refusal(peer, 0);
+  const Status why = gone(peer);
   std::vector<Completion*> receives;
   matcher_.lose(peer, [&](Peer, const MessageId&, const Matcher::Posted& posted) {
     receives.push_back(posted.completion);

@@ -44,21 +44,26 @@ Status Shm::connect(Peer peer, std::string_view text) {
     return {Code::unsupported,
             fmt::format("rank {} is on another host or in another namespace: {}, here {}", peer,
                         address->host, post_.address().host)};
-  auto watch = post_.watch(*address);
-  if (!watch.ok())
-    return {watch.status().code(), fmt::format("rank {}: {}", peer, watch.status().message())};
-  if (post_.ring(*address) == Post::Sent::gone) {
-    if (errno == EPERM)
-      return {Code::unsupported, fmt::format("rank {}: sending to its socket is forbidden", peer)};
-    return {Code::peer_lost, fmt::format("rank {} has left: its socket is closed", peer)};
-  }
   auto n = std::make_unique<Neighbour>();
   n->peer = peer;
   n->address = *address;
-  n->watch = std::move(*watch);
-  silent_peers_ |= n->watch.silent();
+  auto watch = post_.watch(*address);
+  if (!watch.ok())
+    n->lost = {watch.status().code(), fmt::format("rank {}: {}", peer, watch.status().message())};
+  else if (post_.ring(*address) == Post::Sent::gone)
+    n->lost =
+        errno == EPERM
+            ? Status(Code::unsupported,
+                     fmt::format("rank {}: sending to its socket is forbidden", peer))
+            : Status(Code::peer_lost, fmt::format("rank {} has left: its socket is closed", peer));
+  if (!n->lost.ok() && n->lost.code() != Code::peer_lost) return n->lost;
+  if (watch.ok()) n->watch = std::move(*watch);
+  silent_peers_ |= n->lost.ok() && n->watch.silent();
+  // One that is gone already is known as that: what is sent to it is lost, not a mistake.
+  const Status lost = n->fault = n->lost;
   if (neighbours_.size() <= static_cast<size_t>(peer)) neighbours_.resize(peer + 1);
   neighbours_[peer] = std::move(n);
+  if (!lost.ok()) return lost;
   // It may have spoken before it was known.
   for (Post::News& news : std::exchange(strangers_, {})) read(std::move(news));
   return {};
@@ -86,7 +91,7 @@ void Shm::send(Peer peer, const MessageId& id, Buffer buffer, Completion* comple
   out.bytes = buffer.bytes;
   out.completion = completion;
   out.kind = announce ? Kind::announce : Kind::message;
-  if (!accounts_.charge(peer, id.comm, announce ? 0 : buffer.bytes, out)) return;
+  if (!accounts_.charge(peer, id.comm, id.seq, announce ? 0 : buffer.bytes, out)) return;
   n->data.push_back(out);
   pump(*n);
 }
@@ -120,6 +125,7 @@ void Shm::give_back(Completion* completion) {
 
 void Shm::open(uint32_t comm, uint32_t seq, uint32_t fingerprint) {
   matcher_.open(comm, seq, fingerprint);
+  accounts_.open(comm, seq);
   matcher_.contradictions(comm, seq, fingerprint, [&](Peer peer, const MessageId& theirs) {
     contradictions_.emplace_back(peer, theirs);
   });
@@ -130,6 +136,11 @@ void Shm::finish(uint32_t comm, uint32_t seq) {
     std::unique_ptr<Unasked> unasked(static_cast<Unasked*>(early.message));
     owe(*find(peer), comm, unasked->announced() ? 0 : unasked->bytes);
     discard(std::move(unasked));
+  });
+  accounts_.finish(comm, seq, [&](Peer peer, const Outgoing& out) {
+    Neighbour& n = *find(peer);
+    n.data.push_back(out);
+    pump(n);
   });
 }
 

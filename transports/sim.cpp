@@ -268,4 +268,10 @@ void SimNetwork::lose(Peer rank) {
   push(now_ + picoseconds(options_.faults.notice), Kind::notice, static_cast<uint32_t>(rank));
 }
 
+void SimNetwork::reset(Peer a, Peer b) {
+  if (!alive(a) || !alive(b)) return;
+  tell(a, {News::Kind::lost, b});
+  tell(b, {News::Kind::lost, a});
+}
+
 }  // namespace ringfold

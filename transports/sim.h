@@ -107,6 +107,9 @@ class SimNetwork {
   Peer take_ready();
   void wake(Peer rank);
   void resume(Peer rank);  // its stall ends
+  void lose(Peer rank);    // it dies, now
+  // The connection between two living ranks breaks, now: each loses the other.
+  void reset(Peer a, Peer b);
 
   [[nodiscard]] bool alive(Peer rank) const { return ranks_[at(rank)].alive; }
   [[nodiscard]] bool stalled(Peer rank) const { return ranks_[at(rank)].stalled; }
@@ -206,7 +209,6 @@ class SimNetwork {
   void give_credit(Peer from, Peer to, uint32_t comm, const Credit& credit);
   Completion* close(SimMessage* message);     // its sender is told now
   Completion* withdraw(SimMessage* message);  // ... and nobody shall see it
-  void lose(Peer rank);
 
   const SimOptions options_;
   std::vector<Rank> ranks_;

@@ -20,6 +20,10 @@ uint64_t charge_of(uint64_t bytes) {
   return bytes > kCreditBatchBytes ? 0 : bytes;
 }
 
+Status gone(Peer peer) {
+  return {Code::peer_lost, fmt::format("rank {} is gone", peer)};
+}
+
 }  // namespace
 
 class SimEndpoint final : public Transport {
@@ -102,8 +106,7 @@ Status SimEndpoint::refusal(Peer peer, uint32_t comm) const {
   if (!self().alive) return {Code::peer_lost, fmt::format("rank {} itself is gone", me_)};
   if (peer < 0 || peer >= network_.size())
     return {Code::invalid_argument, fmt::format("there is no rank {}", peer)};
-  if (!lost_.empty() && std::ranges::find(lost_, peer) != lost_.end())
-    return {Code::peer_lost, fmt::format("rank {} is gone", peer)};
+  if (!lost_.empty() && std::ranges::find(lost_, peer) != lost_.end()) return gone(peer);
   return {};
 }
 
@@ -124,7 +127,8 @@ void SimEndpoint::send(Peer peer, const MessageId& id, Buffer buffer, Completion
   message->completion = completion;
   ++self().open_sends;
   count_sent(buffer.bytes);
-  if (accounts_.charge(peer, id.comm, charge_of(buffer.bytes), message)) network_.submit(message);
+  if (accounts_.charge(peer, id.comm, id.seq, charge_of(buffer.bytes), message))
+    network_.submit(message);
 }
 
 void SimEndpoint::recv(Peer peer, const MessageId& id, Buffer buffer, bool may_lend,
@@ -141,6 +145,7 @@ void SimEndpoint::recv(Peer peer, const MessageId& id, Buffer buffer, bool may_l
 
 void SimEndpoint::open(uint32_t comm, uint32_t seq, uint32_t fingerprint) {
   matcher_.open(comm, seq, fingerprint);
+  accounts_.open(comm, seq);
   matcher_.contradictions(comm, seq, fingerprint, [&](Peer peer, const MessageId& theirs) {
     contradictions_.emplace_back(peer, theirs);
   });
@@ -151,6 +156,7 @@ void SimEndpoint::finish(uint32_t comm, uint32_t seq) {
   matcher_.finish(comm, seq, [&](Peer, const MessageId&, const Matcher::Early& early) {
     drop(static_cast<SimMessage*>(early.message));
   });
+  accounts_.finish(comm, seq, [&](Peer, SimMessage* message) { network_.submit(message); });
 }
 
 // Takes back what this rank has sent and was not told of yet. Nobody reads the buffers any more.
@@ -298,7 +304,7 @@ void SimEndpoint::deliver(SimMessage* message, const Matcher::Posted& posted) {
 void SimEndpoint::lose(Peer peer) {
   if (std::ranges::find(lost_, peer) != lost_.end()) return;
   lost_.push_back(peer);
-  const Status why = refusal(peer, 0);
+  const Status why = gone(peer);
   std::vector<Completion*> pending;
   matcher_.lose(peer, [&](Peer, const MessageId&, const Matcher::Posted& posted) {
     pending.push_back(posted.completion);

@@ -69,7 +69,8 @@ void UcxTransport::send(Peer peer, const MessageId& id, Buffer buffer, Completio
   if (Status status = refusal(link, id.comm); !status.ok())
     return deferred_.add(id.comm, completion, std::move(status));
   const Waiting message{completion, id, buffer};
-  if (credits_.charge(peer, id.comm, charge_of(buffer.bytes), message)) start_send(link, message);
+  if (credits_.charge(peer, id.comm, id.seq, charge_of(buffer.bytes), message))
+    start_send(link, message);
 }
 
 void UcxTransport::start_send(Link& link, const Waiting& message) {
@@ -184,6 +185,7 @@ void UcxTransport::drop(Peer peer, const MessageId& id, const Matcher::Early& ea
 
 void UcxTransport::open(uint32_t comm, uint32_t seq, uint32_t fingerprint) {
   matcher_.open(comm, seq, fingerprint);
+  credits_.open(comm, seq);
   matcher_.contradictions(comm, seq, fingerprint, [&](Peer peer, const MessageId& theirs) {
     contradictions_.push_back({peer, theirs, fingerprint});
   });
@@ -193,6 +195,8 @@ void UcxTransport::finish(uint32_t comm, uint32_t seq) {
   matcher_.finish(comm, seq, [&](Peer peer, const MessageId& id, const Matcher::Early& early) {
     drop(peer, id, early);
   });
+  credits_.finish(comm, seq,
+                  [&](Peer peer, const Waiting& message) { start_send(link_to(peer), message); });
 }
 
 void UcxTransport::credit_back(Link& link, uint32_t comm, size_t bytes) {

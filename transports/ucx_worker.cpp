@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdlib>
 
 namespace ringfold {
 namespace {
@@ -13,6 +14,10 @@ namespace {
 constexpr unsigned kApiMajor = 1, kApiMinor = 13;
 // Eager bytes that are lent are read by the reductions, a cache line at a time.
 constexpr size_t kAlignment = 64;
+
+// Unless the user says otherwise: all but those in shared memory. They report no dead peer, so they
+// are never chosen, but a process that is killed would leave their segments behind in /dev/shm.
+constexpr const char* kTransports = "^sm";
 
 std::atomic<unsigned> forks{0};
 
@@ -58,6 +63,8 @@ Status UcxWorker::open_context(const std::string& net_devices) {
   if (status != UCS_OK) return failed("cannot read its UCX_* variables", status);
   if (!net_devices.empty())
     status = ucx_.ucp_config_modify(config, "NET_DEVICES", net_devices.c_str());
+  if (status == UCS_OK && std::getenv("UCX_TLS") == nullptr)
+    status = ucx_.ucp_config_modify(config, "TLS", kTransports);
   if (status == UCS_OK) {
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;

@@ -59,6 +59,22 @@ SessionKeys session_keys(const Key& key, std::string_view hello, std::string_vie
           keyed_hash(key, {"to joiner", hello, challenge})};
 }
 
+// The first byte of a verdict. What refused without a code meant a mismatch.
+constexpr uint8_t kAccepted = 1, kWithCode = 0x40;
+
+uint8_t byte_of(Code code) {
+  if (code == Code::ok) return kAccepted;
+  return code == Code::mismatch ? uint8_t{0}
+                                : static_cast<uint8_t>(kWithCode | static_cast<uint8_t>(code));
+}
+
+Code code_of(uint8_t byte) {
+  const int code = byte & ~kWithCode;
+  const bool known =
+      (byte & kWithCode) != 0 && code > 0 && code <= static_cast<int>(Code::internal);
+  return known ? static_cast<Code>(code) : Code::mismatch;
+}
+
 std::string verdict_bytes(uint8_t accepted, std::string_view text) {
   text = text.substr(0, kVerdictText);
   Writer out;
@@ -141,10 +157,10 @@ Status JoinerHandshake::conclude(std::string_view verdict) const {
   const Key expected = keyed_hash(key_, {"coordinator", hello_, challenge_, said});
   if (!equal(expected, verdict.substr(said.size()))) return failed;
   Reader in(said);
-  const bool accepted = in.u8() == 1;
+  const uint8_t verdict_byte = in.u8();
   const uint16_t length = in.u16();
-  if (accepted) return {};
-  return {Code::mismatch, std::string(in.raw(std::min<size_t>(length, kVerdictText)))};
+  if (verdict_byte == kAccepted) return {};
+  return {code_of(verdict_byte), std::string(in.raw(std::min<size_t>(length, kVerdictText)))};
 }
 
 SessionKeys JoinerHandshake::keys() const {
@@ -175,13 +191,14 @@ bool CoordinatorHandshake::proves(std::string_view proof) const {
   return equal(keyed_hash(key_, {"joiner", hello_, challenge_}), proof);
 }
 
-std::string CoordinatorHandshake::verdict(std::string_view refusal) const {
-  const std::string said = verdict_bytes(refusal.empty() ? 1 : 0, refusal);
+std::string CoordinatorHandshake::verdict(const Status& refusal) const {
+  const std::string said = verdict_bytes(byte_of(refusal.code()), refusal.message());
   return said + std::string(text_of(keyed_hash(key_, {"coordinator", hello_, challenge_, said})));
 }
 
 std::string CoordinatorHandshake::verdict_for_stranger() {
-  return verdict_bytes(0, kAuthenticationFailed) + std::string(kProofBytes, '\0');
+  return verdict_bytes(byte_of(Code::mismatch), kAuthenticationFailed) +
+         std::string(kProofBytes, '\0');
 }
 
 SessionKeys CoordinatorHandshake::keys() const {

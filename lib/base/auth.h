@@ -76,7 +76,7 @@ class JoinerHandshake {
   // The proof. peer_lost: what answers is not ringfold.
   [[nodiscard]] Result<std::string> answer(std::string_view challenge);
   // ok: accepted by somebody who knows the secret. peer_lost with kAuthenticationFailed: the
-  // secrets differ. mismatch: refused by a coordinator that knows the secret; its own words.
+  // secrets differ. Else refused by a coordinator that knows the secret: its own code and words.
   [[nodiscard]] Status conclude(std::string_view verdict) const;
   [[nodiscard]] SessionKeys keys() const;
 
@@ -93,8 +93,8 @@ class CoordinatorHandshake {
   // Does the joiner know the secret? Then, and only then, its claim() is worth reading.
   [[nodiscard]] bool proves(std::string_view proof) const;
   [[nodiscard]] const Claim& claim() const { return claim_; }
-  // Accepts with an empty text, else refuses. Tells a stranger nothing: kAuthenticationFailed.
-  [[nodiscard]] std::string verdict(std::string_view refusal) const;
+  // Accepts if ok, else refuses. Tells a stranger nothing: kAuthenticationFailed.
+  [[nodiscard]] std::string verdict(const Status& refusal) const;
   [[nodiscard]] static std::string verdict_for_stranger();
   [[nodiscard]] SessionKeys keys() const;
 

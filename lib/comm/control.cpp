@@ -41,7 +41,9 @@ bool departs(Notice::Kind kind) {
   return kind == Notice::Kind::lost || kind == Notice::Kind::left;
 }
 
-std::optional<Notice> decode(std::string_view frame, int size) {
+}  // namespace
+
+std::optional<Notice> decode_notice(std::string_view frame, int size) {
   Reader in(frame);
   const bool is_notice = in.u8() == static_cast<uint8_t>(Frame::notice);
   const uint8_t kind = in.u8();
@@ -66,6 +68,8 @@ std::optional<Notice> decode(std::string_view frame, int size) {
   }
   return in.complete() ? std::optional(notice) : std::nullopt;
 }
+
+namespace {
 
 class Star final : public Control {
  public:
@@ -167,7 +171,7 @@ bool Star::serve(size_t peer) {
     const auto frame = link.next();
     if (!frame) break;
     moved = true;
-    auto notice = decode(*frame, size_);
+    auto notice = decode_notice(*frame, size_);
     if (!notice) {
       depart(static_cast<int>(peer), lost("it sent a malformed message"));
       return true;

@@ -227,7 +227,7 @@ Coordinator::Outcome Coordinator::admit(Stranger& stranger) {
   }
   const bool known = claim.rank < links_.size();
   if (!fault_.ok() && known && !links_[claim.rank]) told_[claim.rank] = true;
-  if (!send_now(stranger, stranger.handshake.verdict(fault_.message())) || !fault_.ok()) {
+  if (!send_now(stranger, stranger.handshake.verdict(fault_)) || !fault_.ok()) {
     return Outcome::drop;
   }
   const SessionKeys keys = stranger.handshake.keys();

@@ -40,6 +40,7 @@ class Joiner {
   const Meeting meeting_;
   const std::vector<HostPort> where_;
   Joined mine_;
+  bool refused_ = false;  // by rank 0, in its own words
 };
 
 Result<Met> Joiner::run() {
@@ -89,8 +90,7 @@ Result<std::unique_ptr<Link>> Joiner::reach() {
 
 // Refused by rank 0 itself, or the only place to go does not share our secret.
 bool Joiner::final(const Status& status, size_t candidates) const {
-  return status.code() == Code::mismatch ||
-         (candidates == 1 && status.message().ends_with(kAuthenticationFailed));
+  return refused_ || (candidates == 1 && status.message().ends_with(kAuthenticationFailed));
 }
 
 Result<std::unique_ptr<Link>> Joiner::try_once(const Address& address, Nanoseconds attempt) {
@@ -119,7 +119,8 @@ Result<std::unique_ptr<Link>> Joiner::try_once(const Address& address, Nanosecon
     return at(got);
   }
   if (Status concluded = handshake.conclude(verdict); !concluded.ok()) {
-    return concluded.code() == Code::mismatch ? concluded : at(concluded);
+    refused_ = concluded.message() != kAuthenticationFailed;
+    return refused_ ? concluded : at(concluded);
   }
   const SessionKeys keys = handshake.keys();
   return std::make_unique<Link>(std::move(*socket), keys.to_coordinator, keys.to_joiner);

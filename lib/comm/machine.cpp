@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <fstream>
+#include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 namespace ringfold {
@@ -10,9 +13,10 @@ namespace {
 
 using nlohmann::json;
 
-// False if the value is no number of at least 0.
+// False if the value is no number of at least 0, or beyond all bounds.
 bool take(const json& value, double& out) {
-  if (!value.is_number() || value.get<double>() < 0) return false;
+  if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
+    return false;
   out = value.get<double>();
   return true;
 }
@@ -30,16 +34,25 @@ bool take(const json& value, const std::string& key, Machine& out) {
   if (key == "local") return take(value, out.local);
   if (key == "remote") return take(value, out.remote);
   if (key == "gamma") return take(value, out.gamma);
-  if (key != "per_host" || !value.is_number_integer() || value.get<int64_t>() < 1) return false;
-  out.per_host = value.get<int>();
+  if (key != "per_host" || !value.is_number_integer()) return false;
+  const auto ranks = value.get<int64_t>();
+  if (ranks < 1 || ranks > std::numeric_limits<int>::max()) return false;
+  out.per_host = static_cast<int>(ranks);
   return true;
 }
 
 }  // namespace
 
 Result<Machine> read_machine(const std::string& file) {
-  const json j = json::parse(std::ifstream(file), nullptr, false);
-  if (!j.is_object()) return Status(Code::invalid_argument, file + " is not a JSON object");
+  std::ifstream in(file);
+  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  return parse_machine(text, file);
+}
+
+Result<Machine> parse_machine(std::string_view text, std::string_view name) {
+  const json j = json::parse(text, nullptr, false);
+  if (!j.is_object())
+    return Status(Code::invalid_argument, fmt::format("{} is not a JSON object", name));
   Machine machine;
   for (const auto& [key, value] : j.items()) {
     if (take(value, key, machine)) continue;
@@ -47,7 +60,7 @@ Result<Machine> read_machine(const std::string& file) {
         Code::invalid_argument,
         fmt::format("{}: \"{}\": {}; accepted: local and remote {{alpha, beta}}, gamma (all "
                     "in seconds), per_host (at least 1)",
-                    file, key, value.dump()));
+                    name, key, value.dump(-1, ' ', false, json::error_handler_t::replace)));
   }
   return machine;
 }

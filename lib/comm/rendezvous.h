@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,9 @@ struct Met {
   std::vector<Member> members;
   std::vector<std::unique_ptr<Link>> links;
 };
+
+// A frame of the control star among `size` ranks.
+[[nodiscard]] std::optional<Notice> decode_notice(std::string_view frame, int size);
 
 struct Meeting {
   int rank = 0, size = 1;

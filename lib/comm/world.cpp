@@ -198,6 +198,19 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   return world;
 }
 
+// UCX's names of the interfaces that RINGFOLD_INTERFACES chooses; empty: UCX chooses.
+Result<std::string> World::devices_for_ucx() {
+  const std::string filter = setting("RINGFOLD_INTERFACES").value_or("");
+  if (filter.empty()) return std::string();
+  const auto chosen = local_interfaces(filter);
+  if (!chosen.ok()) return chosen.status();
+  std::string devices;
+  for (const Interface& interface : *chosen)
+    if (("," + devices + ",").find("," + interface.name + ",") == std::string::npos)
+      devices += (devices.empty() ? "" : ",") + interface.name;
+  return devices;
+}
+
 // Makes what this rank may be reached by, before it is known where the others are.
 Status World::make_transports(const Rendezvous& where, const Settled& settled, Member* mine) {
   std::array<unsigned char, 16> nonce;
@@ -230,7 +243,9 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
   const bool wanted = !on_loopback(where.coordinator) || !shm_;
   if (allowed(settled.transports, "ucx") && wanted) {
-    auto ucx = make_ucx(rank_, steady_clock());
+    const auto devices = devices_for_ucx();
+    if (!devices.ok()) return devices.status();
+    auto ucx = make_ucx(rank_, steady_clock(), *devices);
     if (ucx.ok()) {
       ucx_ = std::move(*ucx);
       mine->addresses.emplace_back("ucx", ucx_->address());

@@ -80,6 +80,7 @@ class World {
   class ControlSource;
 
   explicit World(int rank);
+  static Result<std::string> devices_for_ucx();
   Status make_transports(const Rendezvous& where, const Settled& settled, Member* mine);
   Status make_routes(const Settled& settled);
   Status route_to(const Member& member, const Settled& settled, const std::string& nonce);

@@ -8,6 +8,12 @@
 // outstanding, however long it is: whoever waits has more outstanding than can stay unreturned, so
 // it is still waiting for the receiver's calls, never for a batch that does not fill.
 //
+// Operations of one communicator run side by side, and a later one may be far ahead of an earlier
+// one: it must not use up what the earlier one needs, for the receiver may wait for that before it
+// calls the later one. So the oldest operation that is open here may go as far again beyond the
+// limit, and past what waits. Every rank that waits in the oldest operation of all has it as its
+// own oldest: it always ends.
+//
 // A message is charged the bytes it costs a receiver that has not asked for it: nothing if only its
 // header travels ahead.
 //
@@ -48,15 +54,33 @@ template <class Item>
 class CreditAccounts {
  public:
   // True: charged, send it now. False: kept, in order; credited() hands it out.
-  [[nodiscard]] bool charge(Peer peer, uint32_t comm, uint64_t bytes, const Item& item) {
+  [[nodiscard]] bool charge(Peer peer, uint32_t comm, uint32_t seq, uint64_t bytes,
+                            const Item& item) {
     Account& account = accounts_[credit_key(peer, comm)];
-    if (account.waiting.empty() && account.fits(bytes)) {
+    if ((account.waiting.empty() && account.fits(bytes)) ||
+        (account.fits_oldest(bytes) && oldest(comm) == seq && account.of(seq) == account.end())) {
       account.take(bytes);
       return true;
     }
-    account.waiting.emplace_back(bytes, item);
+    account.waiting.push_back({seq, bytes, item});
     ++waiting_;
     return false;
+  }
+
+  // Collectives begin, in order, and end: which is the oldest?
+  void open(uint32_t comm, uint32_t seq) { open_[comm].push_back(seq); }
+  // `send(peer, item)` is called for what may go now.
+  template <class Send>
+  void finish(uint32_t comm, uint32_t seq, Send send) {
+    const auto known = open_.find(comm);
+    if (known == open_.end()) return;
+    std::erase(known->second, seq);
+    if (waiting_ == 0) return;
+    std::vector<uint64_t> keys;
+    for (const auto& [key, account] : accounts_)
+      if (static_cast<uint32_t>(key) == comm && !account.waiting.empty()) keys.push_back(key);
+    for (const uint64_t key : keys)
+      while (std::optional<Item> item = next(key)) send(credit_peer(key), *item);
   }
 
   // The peer returned credit: `send(item)` is called for what may go now, in order. It may charge()
@@ -75,6 +99,7 @@ class CreditAccounts {
   // `drop(item)` is called for each message that waits.
   template <class Drop>
   void cancel(uint32_t comm, Drop drop) {
+    open_.erase(comm);
     forget([&](uint64_t key) { return static_cast<uint32_t>(key) == comm; }, drop);
   }
   template <class Drop>
@@ -85,30 +110,57 @@ class CreditAccounts {
   [[nodiscard]] size_t waiting() const { return waiting_; }
 
  private:
+  struct Held {
+    uint32_t seq;
+    uint64_t bytes;
+    Item item;
+  };
   struct Account {
     [[nodiscard]] bool fits(uint64_t bytes) const {
       if (outstanding.messages >= kCreditMessages) return false;
       return outstanding.bytes + bytes <= kCreditBytes || outstanding.bytes <= kCreditBatchBytes;
     }
+    // What others may have used, what stays unreturned, and a message more.
+    [[nodiscard]] bool fits_oldest(uint64_t bytes) const {
+      if (outstanding.messages >= 2 * kCreditMessages) return false;
+      return outstanding.bytes + bytes <= 2 * kCreditBytes ||
+             outstanding.bytes <= kCreditBytes + 2 * kCreditBatchBytes;
+    }
     void take(uint64_t bytes) {
       ++outstanding.messages;
       outstanding.bytes += bytes;
     }
+    [[nodiscard]] auto of(uint32_t seq) {
+      return std::find_if(waiting.begin(), waiting.end(),
+                          [seq](const Held& held) { return held.seq == seq; });
+    }
+    [[nodiscard]] auto end() { return waiting.end(); }
 
     Credit outstanding;
-    std::deque<std::pair<uint64_t, Item>> waiting;
+    std::deque<Held> waiting;
   };
+
+  [[nodiscard]] std::optional<uint32_t> oldest(uint32_t comm) const {
+    const auto known = open_.find(comm);
+    if (known == open_.end() || known->second.empty()) return std::nullopt;
+    return known->second.front();
+  }
 
   // Looked up anew each time: what the caller does with an item may add or forget accounts.
   std::optional<Item> next(uint64_t key) {
     const auto found = accounts_.find(key);
     if (found == accounts_.end() || found->second.waiting.empty()) return std::nullopt;
     Account& account = found->second;
-    const auto [bytes, item] = account.waiting.front();
-    if (!account.fits(bytes)) return std::nullopt;
-    account.waiting.pop_front();
+    auto held = account.waiting.begin();
+    if (!account.fits(held->bytes)) {
+      const std::optional<uint32_t> first = oldest(static_cast<uint32_t>(key));
+      held = first ? account.of(*first) : account.end();
+      if (held == account.end() || !account.fits_oldest(held->bytes)) return std::nullopt;
+    }
+    const Item item = held->item;
+    account.take(held->bytes);
+    account.waiting.erase(held);
     --waiting_;
-    account.take(bytes);
     return item;
   }
 
@@ -120,7 +172,7 @@ class CreditAccounts {
         ++it;
         continue;
       }
-      for (auto& [bytes, item] : it->second.waiting) dropped.push_back(item);
+      for (const Held& held : it->second.waiting) dropped.push_back(held.item);
       it = accounts_.erase(it);
     }
     waiting_ -= dropped.size();
@@ -128,6 +180,7 @@ class CreditAccounts {
   }
 
   std::unordered_map<uint64_t, Account> accounts_;
+  std::unordered_map<uint32_t, std::vector<uint32_t>> open_;  // by communicator, oldest first
   size_t waiting_ = 0;
 };
 

@@ -111,6 +111,7 @@ void Engine::request(Request request) {
 void Engine::open(const std::shared_ptr<Channel>& channel) {
   channel->next_to.assign(channel->peers.size(), 0);
   channel->next_from.assign(channel->peers.size(), 0);
+  channel->gone_to.assign(channel->peers.size(), 0);
   Request r;
   r.kind = Request::Kind::open;
   r.channel = channel;
@@ -371,6 +372,8 @@ void Engine::end(size_t i, const Status& status) {
   }
   running_[i] = std::move(running_.back());
   running_.pop_back();
+  if (operation->what.point_to_point && operation->position == 0)
+    ++operation->channel->gone_to[static_cast<size_t>(operation->partner)];
   if (!operation->what.point_to_point) {
     --operation->channel->running;
     for (Transport* transport : transports_)
@@ -392,12 +395,19 @@ bool Engine::ready(Operation& operation) {
   return true;
 }
 
+// Messages to one rank go one after another, as it takes them: one that is sent in pieces must not
+// wait for credit that a later one has used up.
+bool Engine::has_its_turn(const Operation& operation) {
+  if (!operation.what.point_to_point || operation.position != 0) return true;
+  return operation.channel->gone_to[static_cast<size_t>(operation.partner)] == operation.id.seq;
+}
+
 bool Engine::advance_all() {
   bool moved = false;
   for (size_t i = 0; i < running_.size();) {
     Operation& operation = *running_[i];
     Execution& execution = *operation.execution;
-    if (ready(operation)) {
+    if (has_its_turn(operation) && ready(operation)) {
       moved |= operation.compute->progress();
       if (execution.woken() && execution.advance()) {
         moved = true;
@@ -431,9 +441,11 @@ bool Engine::poll() {
     for (Source* source : sources_) moved |= source->progress();
     moved |= advance_all();
     if (!moved) {
+      failed_any_ = false;
       check_deadlines();
       check_quiet(clock_.now());
       check_departures();
+      moved = failed_any_;  // what failed is taken out in the next turn: nobody may sleep before
     }
     if (moved) nap_ = Nanoseconds(0);
     finished.swap(finished_);

@@ -88,6 +88,7 @@ struct Channel {
   };
   std::deque<std::unique_ptr<class Operation>> waiting;
   int running = 0;
+  std::vector<uint32_t> gone_to;  // point to point, by rank: messages that were sent to the end
   Status failed;
   bool closing = false;          // its owner gave it up: no failure of its own
   bool stalled = false;          // it is being found out who keeps it waiting
@@ -293,6 +294,7 @@ class Engine {
   void end(size_t running, const Status& status);
   static void note_progress(Operation& operation);
   [[nodiscard]] bool ready(Operation& operation);
+  [[nodiscard]] static bool has_its_turn(const Operation& operation);
   bool advance_all();
   [[nodiscard]] bool pending(const Channel& channel) const;
   void fail_channel(Channel& channel, const Status& why, bool tell);
@@ -321,6 +323,7 @@ class Engine {
   std::map<uint32_t, Status> unborn_;    // failures heard of before their channel was opened here
   std::unordered_set<uint32_t> closed_;  // ids of channels that were here: never used again
   Nanoseconds next_deadline_ = Nanoseconds::max();
+  bool failed_any_ = false;                      // a channel, in this turn
   Nanoseconds next_quiet_ = Nanoseconds::max();  // when some operation has waited for kQuiet
   Nanoseconds nap_{};                            // while something silent is waited for
 };

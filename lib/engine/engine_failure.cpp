@@ -17,6 +17,7 @@ bool Engine::pending(const Channel& channel) const {
 
 void Engine::fail_channel(Channel& channel, const Status& why, bool tell) {
   if (!channel.failed.ok()) return;
+  failed_any_ = true;
   channel.failed = why;
   channel.mark_failed(why);
   if (channel.record && !channel.closing) channel.record->fail(why);
