@@ -19,7 +19,8 @@
 // gradients must outlive it.
 // Threads: ready() and abort() may be called from any thread, at the same time; everything else
 // from one thread at a time. The synchroniser has a communicator of its own (see split()), so that
-// other collectives of the program may go on beside it.
+// other collectives of the program may go on beside it. create() and finish() wait, so they cannot
+// be called while a Group is open on the thread.
 // Errors: a wrong call is answered with invalid_argument and changes nothing. A bucket that fails
 // fails finish() with the library's text and the bucket's parameters, on all ranks, and the
 // synchroniser stays failed: every later call returns that failure.
@@ -133,6 +134,7 @@ class GradientSync {
   // Where the gradient of a parameter lies. Zeros at first if in bucket storage. REQUIRES
   // parameter < number of parameters.
   [[nodiscard]] void* gradient(size_t parameter) const;
+  [[nodiscard]] size_t parameters() const;  // their number
   [[nodiscard]] const BucketPlan& plan() const;
   [[nodiscard]] size_t copied_bytes() const;  // of a step: gradients that are copied there and back
   [[nodiscard]] const SyncReport& report() const;

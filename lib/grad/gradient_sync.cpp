@@ -344,6 +344,9 @@ void GradientSync::accumulate(bool on) {
 void* GradientSync::gradient(size_t parameter) const {
   return impl_->gradient(parameter);
 }
+size_t GradientSync::parameters() const {
+  return impl_->parameters();
+}
 const BucketPlan& GradientSync::plan() const {
   return impl_->plan();
 }

@@ -29,6 +29,7 @@ struct GradientSync::Impl {
   void abort(const std::string& why) { comm_.abort(why); }
 
   [[nodiscard]] void* gradient(size_t parameter) const { return gradients_[parameter]; }
+  [[nodiscard]] size_t parameters() const { return parameters_.size(); }
   [[nodiscard]] const BucketPlan& plan() const { return plan_; }
   [[nodiscard]] size_t copied_bytes() const { return grad::copied_bytes(buckets_); }
   [[nodiscard]] const SyncReport& report() const { return report_; }
