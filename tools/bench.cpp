@@ -13,11 +13,12 @@
 #include "ringfold/model.h"
 #include "ringfold_config.h"
 #include "tools/bench_cliffs.h"
+#include "tools/bench_gradients.h"
 #include "tools/bench_ranks.h"
 #include "tools/bench_results.h"
+#include "tools/bench_start.h"
 #include "tools/bench_subject.h"
 #include "tools/command.h"
-#include "tools/launch.h"
 #include "tools/machine.h"
 #include "tools/units.h"
 
@@ -295,36 +296,6 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
   }
 }
 
-// loopback only reaches ranks of this very process.
-int bench_threads(const BenchOptions& options, const Inputs& inputs) {
-  if (options.ranks == 0) {
-    return fail(kBadArguments,
-                "bench: --transport loopback needs --ranks N: its ranks are threads");
-  }
-  const auto id = Rendezvous::unique_id();
-  if (!id.ok()) return fail(kFailed, "bench: " + id.status().to_string());
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<size_t>(options.ranks));
-  std::vector<int> statuses(static_cast<size_t>(options.ranks), kSuccess);
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto where = Rendezvous::from_id(*id, rank, options.ranks);
-      statuses[static_cast<size_t>(rank)] = where.ok() ? bench_rank(options, inputs, *where)
-                                                       : fail(kFailed, where.status().to_string());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return *std::max_element(statuses.begin(), statuses.end());
-}
-
-std::vector<std::string> own_command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> words;
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  words.at(0) = "/proc/self/exe";
-  return words;
-}
-
 // Two buffers a rank; the alternative is to be killed half-way.
 std::string too_large(const BenchOptions& options) {
   std::ifstream file("/proc/meminfo");
@@ -369,27 +340,8 @@ int run_bench(const BenchOptions& options) {
   if (options.ranks > 0) {
     if (const std::string why = too_large(options); !why.empty()) return fail(kEnvironment, why);
   }
-  if (options.transport == "loopback") return bench_threads(options, inputs);
-
-  const auto where = Rendezvous::from_environment();
-  if (where.ok() && options.ranks > 0 && where->size != options.ranks) {
-    return fail(kEnvironment, fmt::format("bench: --ranks {} was asked for, but {} has started {}; "
-                                          "leave --ranks out or start as many",
-                                          options.ranks, where->source, where->size));
-  }
-  if (where.ok()) return bench_rank(options, inputs, *where);
-  if (where.status().code() != Code::unsupported) {
-    return fail(kEnvironment, "bench: " + where.status().message());
-  }
-  if (options.ranks == 0) {
-    return fail(
-        kEnvironment,
-        "bench: no ranks: neither --ranks N (starts N here) nor a launcher's environment. "
-        "Start with one of\n  ringfold bench --ranks 4\n  ringfold run --ranks 4 -- ringfold "
-        "bench\n  mpirun -n 4 ringfold bench\n" +
-            where.status().message());
-  }
-  return launch({options.ranks, false, true, own_command_line()});
+  return start_ranks({options.ranks, options.transport},
+                     [&](const Rendezvous& where) { return bench_rank(options, inputs, where); });
 }
 
 }  // namespace
@@ -412,7 +364,10 @@ Command add_bench(CLI::App& app) {
       "Sizes are those of the largest buffer of a rank; bandwidths use 10^9 bytes. With one rank "
       "the\n"
       "bus bandwidth is n/a, since nothing travels.");
-  return [options]() -> int { return run_bench(*options); };
+  const Command gradients = add_bench_gradients(*bench);
+  return [options, gradients, bench]() -> int {
+    return bench->got_subcommand("gradients") ? gradients() : run_bench(*options);
+  };
 }
 
 }  // namespace ringfold::tools
