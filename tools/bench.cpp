@@ -12,6 +12,7 @@
 
 #include "ringfold/model.h"
 #include "ringfold_config.h"
+#include "tools/bench_async.h"
 #include "tools/bench_cliffs.h"
 #include "tools/bench_gradients.h"
 #include "tools/bench_ranks.h"
@@ -71,9 +72,7 @@ class Bench {
     fmt::print("# ranks {} on {} host{}, transport {}, memory {}, algorithm {}{}\n", comm_.size(),
                hosts.size(), hosts.size() == 1 ? "" : "s", comm_.transport(), o.device,
                o.algorithm ? name(*o.algorithm) : "auto",
-               o.baseline == Baseline::none             ? ""
-               : o.baseline == Baseline::gather_to_root ? ", baseline gather_to_root"
-                                                        : ", baseline parameter_server");
+               o.baseline == Baseline::none ? "" : fmt::format(", baseline {}", name(o.baseline)));
     fmt::print(
         "# minbytes {} maxbytes {} step: {} warmup iters: {} iters: {} validation: {} seed: "
         "{}\n",
@@ -209,8 +208,7 @@ class Bench {
     row.bytes_sent = static_cast<uint64_t>(largest(comm_, static_cast<double>(sent_per_call_)));
     row.bytes_model =
         static_cast<uint64_t>(largest(comm_, static_cast<double>(report.bytes_model)));
-    row.hub_received =
-        static_cast<uint64_t>(largest(comm_, static_cast<double>(subject_.hub_received())));
+    if (options_.baseline != Baseline::none) describe_hub(row);
     row.model_us = report.predicted_seconds * 1e6;
     if (!machine_ || !options_.kind || options_.baseline != Baseline::none) return;
     Schedule schedule{*options_.kind, report.algorithm, comm_.size(), machine_->per_host};
@@ -218,6 +216,16 @@ class Bench {
     schedule.root = std::max(0, row.root);
     row.model_us =
         predict_seconds(schedule, size_of(row.type), report.piece_bytes, *machine_) * 1e6;
+  }
+
+  // What comes in at the hub is what leaves the others, counted there.
+  void describe_hub(Row& row) {
+    const uint64_t mine = comm_.rank() == 0 ? 0 : sent_per_call_;
+    row.hub_received = static_cast<uint64_t>(total(comm_, static_cast<double>(mine)));
+    const Report instead = subject_.library_call();
+    row.instead_algorithm = name(instead.algorithm);
+    row.instead_sent =
+        static_cast<uint64_t>(largest(comm_, static_cast<double>(instead.bytes_sent)));
   }
 
   const BenchOptions& options_;
@@ -270,6 +278,15 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
       const int cliffs = find_cliffs(options, *comm);
       must(comm->barrier().wait());
       return cliffs == 0 ? kSuccess : kFailed;
+    } catch (const OperationFailed& failed) {
+      return complain(failed.status);
+    }
+  }
+  if (options.baseline == Baseline::parameter_server_async) {
+    try {
+      const bool good = serve_asynchronously(options, *comm);
+      must(comm->barrier().wait());
+      return good ? kSuccess : kFailed;
     } catch (const OperationFailed& failed) {
       return complain(failed.status);
     }

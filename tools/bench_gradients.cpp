@@ -12,7 +12,6 @@
 #include <array>
 #include <cmath>
 #include <ctime>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -282,11 +281,7 @@ bool write_json(const GradientOptions& o, const Communicator& comm, const Gradie
                   {"cores", f.cores},
                   {"bytes_sent_per_rank", f.bytes_sent},
                   {"wrong", f.wrong}};
-  std::ofstream file(o.json_file);
-  file << j.dump(2) << '\n';
-  if (file.flush()) return true;
-  (void)fail(kFailed, "bench gradients: cannot write " + o.json_file);
-  return false;
+  return write_file(o.json_file, j.dump(2) + "\n");
 }
 
 int rank_of(const GradientOptions& options, const Rendezvous& where) {
@@ -351,7 +346,11 @@ Command add_bench_gradients(CLI::App& bench) {
   o.layers = *parse_layers("12x4M");
   o.compute = 0.05;
   add_value(
-      *command, "--compute", o.compute, [](const std::string& text) { return parse_seconds(text); },
+      *command, "--compute", o.compute,
+      [](const std::string& text) {
+        const auto seconds = parse_seconds(text);
+        return seconds && *seconds > 0 ? seconds : std::nullopt;
+      },
       "20ms, 1.5s, 500us", "T: time of one backward on a rank", "50ms");
   command
       ->add_option_function<std::string>(
