@@ -319,8 +319,8 @@ constexpr std::string_view kFooter =
     "would need. --on elsewhere is as with an accelerator: the rank sleeps while it computes.";
 
 template <class Parse, class T>
-void add_value(CLI::App& app, const std::string& name, T& out, Parse parse, std::string accepted,
-               const std::string& help, const std::string& fallback) {
+void add_value(CLI::App& app, const std::string& name, T& out, Parse parse,
+               const std::string& accepted, const std::string& help, const std::string& fallback) {
   app.add_option_function<std::string>(
          name,
          [&out, parse, name, accepted](const std::string& text) {

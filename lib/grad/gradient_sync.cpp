@@ -162,7 +162,7 @@ Status Impl::finish() {
   }
   if (phase_ != Phase::open) return invalid("finish() outside a step: begin() comes first");
   phase_ = Phase::finishing;
-  const Status status = synchronises_ ? complete(lock) : Status();
+  Status status = synchronises_ ? complete(lock) : Status();
   phase_ = Phase::idle;
   return status;
 }
@@ -187,6 +187,7 @@ Status Impl::complete(Lock& lock) {
   if (!failed_.ok()) return failed_;
   if (!step_failed_.ok()) return step_failed_;
   std::ranges::fill(contributes_, 0);
+  synchronises_ = false;  // nothing is left to carry, also while the buckets change
   if (std::exchange(reconsidered_, true) || buckets_.size() < 2) return {};
   lock.unlock();
   const Status status = reconsider_plan();
