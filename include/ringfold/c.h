@@ -1,5 +1,5 @@
-/* ringfold for C, and for everything that can call C: a thin layer over communicator.h and
- * average.h, which describe the operations themselves.
+/* ringfold for C, and for everything that can call C: a thin layer over communicator.h, average.h
+ * and gradient_sync.h, which describe the operations themselves.
  *
  *   ringfold_comm_t comm;
  *   if (ringfold_init(&comm, NULL) != RINGFOLD_OK) die(ringfold_last_error());
