@@ -100,10 +100,20 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
   channel_->peers = std::move(peers);
   machine_.local = transport() == "loopback" ? kLoopbackLink : kShmLink;
   machine_.remote = kTcpLink;
-  const bool one_host = transport().find("ucx") == std::string::npos;
-  machine_.per_host = one_host ? size_ : 1;
+  layout_ = lay_out(hosts(), rank);
+  machine_.per_host = layout_.per_host;
   cuda::prepare();
   world_->engine().open(channel_);
+}
+
+// Of every rank; where ranks of one host may not share memory, each passes for a host of its own.
+std::vector<std::string> Communicator::Impl::hosts() const {
+  const bool share = settled_.transports.find("shm") != std::string::npos ||
+                     settled_.transports.find("loopback") != std::string::npos;
+  std::vector<std::string> hosts;
+  for (const Peer peer : channel_->peers)
+    hosts.push_back(share ? world_->host(peer) : std::to_string(peer));
+  return hosts;
 }
 
 // Waits for its own last operation, so that no buffer is touched afterwards; not for those of other
@@ -201,6 +211,8 @@ Work Communicator::Impl::collective(const Call& call) {
   operation->what = {chosen->schedule, call.type, call.reduction.op,
                      chosen->piece_bytes / size_of(call.type), false};
   operation->position = rank_;
+  if (call.collective == Collective::all_reduce) order_by_host(*operation);
+  state->position = operation->position;
   if (Status status = place(*operation, call.send, call.recv, arithmetic(call), call.stream);
       !status.ok())
     return Work(status);
@@ -211,6 +223,16 @@ Work Communicator::Impl::collective(const Call& call) {
   }
   start_or_group(shared_from_this(), std::move(operation));
   return Work(std::move(state));
+}
+
+// Any order of the ranks gives the same sum, but for its rounding, in which NCCL's is to be kept.
+void Communicator::Impl::order_by_host(UserOperation& operation) const {
+  if (layout_.in_order() || settled_.numerics == Numerics::nccl) return;
+  operation.position = layout_.position;
+  for (const int rank : layout_.ranks) {
+    operation.transports.push_back(channel_->transports[static_cast<size_t>(rank)]);
+    operation.peers.push_back(channel_->peers[static_cast<size_t>(rank)]);
+  }
 }
 
 // What is computed for a call: NCCL's average of floats is a sum of inputs times 1/N.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/comm/layout.h"
 #include "lib/comm/work.h"
 #include "lib/cuda/path.h"
 #include "ringfold/communicator.h"
@@ -81,6 +82,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
                                                   const std::shared_ptr<Work::State>& state);
   Work in_region(const Call& call);
   bool quick(const Call& call, Work* work);
+  [[nodiscard]] std::vector<std::string> hosts() const;
+  void order_by_host(UserOperation& operation) const;
   [[nodiscard]] Reduction arithmetic(const Call& call) const;
   void run_alone(Work::State& state, const Call& call) const;
   static Status run_alone_on_device(const Schedule& schedule, const Call& call);
@@ -97,6 +100,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   const Settled settled_;
   std::shared_ptr<World> world_;  // null: one rank
   const int rank_ = 0, size_ = 1;
+  Layout layout_;
   Machine machine_;
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<region::Region> region_;  // null: collectives go by messages

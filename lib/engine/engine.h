@@ -106,7 +106,7 @@ class Operation {
   Description what;
   int position = 0;                    // in the schedule
   int partner = -1;                    // point to point: the other rank
-  std::vector<Transport*> transports;  // point to point: by position; else empty: the channel's
+  std::vector<Transport*> transports;  // by position; empty: the channel's, positions are ranks
   std::vector<Peer> peers;
   std::unique_ptr<Compute> compute;
   // In place of `compute`, for a companion: the user's buffers.
