@@ -18,12 +18,12 @@ def run(command, **options):
     return done.stdout
 
 
-def block(readme, language):
-    """The one code block of this language."""
+def blocks(readme, language, expected):
+    """The code blocks of this language; so many are expected."""
     found = re.findall(rf"```{language}\n(.*?)```", readme, re.S)
-    if len(found) != 1:
-        sys.exit(f"README.md: expected one block of {language}, found {len(found)}")
-    return found[0]
+    if len(found) != expected:
+        sys.exit(f"README.md: expected {expected} blocks of {language}, found {len(found)}")
+    return found
 
 
 def main():
@@ -39,12 +39,13 @@ def main():
                            LD_LIBRARY_PATH=os.path.dirname(configs[0]))
         flags = run(["pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs",
                      "ringfold"], env=environment).split()
-        for language, compiler, suffix in (("cpp", ["g++", "-std=c++20"], "cpp"),
-                                           ("c", ["gcc", "-std=c99"], "c")):
-            name = os.path.join(folder, "program_" + language)
-            with open(f"{name}.{suffix}", "w", encoding="utf-8") as file:
-                file.write(block(readme, language))
-            run(compiler + ["-Wall", "-Wextra", "-Werror", f"{name}.{suffix}", "-o", name] + flags)
+        cpp = [(text, "cpp", ["g++", "-std=c++20"]) for text in blocks(readme, "cpp", 2)]
+        c = [(text, "c", ["gcc", "-std=c99"]) for text in blocks(readme, "c", 1)]
+        for number, (text, language, compiler) in enumerate(cpp + c):
+            name = os.path.join(folder, f"program_{number}")
+            with open(f"{name}.{language}", "w", encoding="utf-8") as file:
+                file.write(text)
+            run(compiler + ["-Wall", "-Wextra", "-Werror", f"{name}.{language}", "-o", name] + flags)
             output = run([os.path.join(prefix, "bin", "ringfold"), "run", "--ranks", "3", "--", name],
                          env=environment)
             lines = output.splitlines()

@@ -1,100 +1,27 @@
 // Drives the built executable as a user does.
-#include <fcntl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <thread>
 
 #include "ringfold/model.h"
+#include "test/tool_runs.h"
 
 using Catch::Matchers::Contains;
 using nlohmann::json;
-using Words = std::vector<std::string>;
+using namespace ringfold::test;
 
 namespace {
 
-std::string contents(std::FILE* file) {
-  std::string text;
-  std::rewind(file);
-  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text += static_cast<char>(c);
-  std::fclose(file);
-  return text;
-}
-
-struct Outcome {
-  int status = -1;  // exit status, 128 + signal
-  std::string out, err;
-  double seconds = 0;
-};
-
-// A run of the executable that is under way.
-class Running {
- public:
-  explicit Running(const Words& arguments, const std::map<std::string, std::string>& extra = {}) {
-    // What the surroundings set for their own ranks must not reach the tests.
-    std::vector<std::string> words = {RINGFOLD_TOOL};
-    words.insert(words.end(), arguments.begin(), arguments.end());
-    std::vector<char*> pointers;
-    for (std::string& word : words) pointers.push_back(word.data());
-    pointers.push_back(nullptr);
-    pid_ = fork();
-    if (pid_ != 0) return;
-    for (const char* name : {"RINGFOLD_RANK", "RINGFOLD_SIZE", "RINGFOLD_COORDINATOR", "RANK",
-                             "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
-      unsetenv(name);
-    }
-    for (const auto& [name, value] : extra) setenv(name.c_str(), value.c_str(), 1);
-    dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
-    dup2(fileno(out_), STDOUT_FILENO);
-    dup2(fileno(err_), STDERR_FILENO);
-    execv(RINGFOLD_TOOL, pointers.data());
-    _exit(126);
-  }
-  [[nodiscard]] pid_t pid() const { return pid_; }
-  void signal(int number) const { kill(pid_, number); }
-  [[nodiscard]] Outcome wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(out_),
-            contents(err_), spent.count()};
-  }
-
- private:
-  std::FILE* out_ = std::tmpfile();
-  std::FILE* err_ = std::tmpfile();
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  pid_t pid_ = -1;
-};
-
-Outcome tool(const Words& arguments, const std::map<std::string, std::string>& extra = {}) {
-  return Running(arguments, extra).wait();
-}
-
 Outcome run_shell(int ranks, const std::string& script) {
   return tool({"run", "--ranks", std::to_string(ranks), "--", "sh", "-c", script});
-}
-
-// A folder of its own that goes away again.
-struct Folder {
-  std::string path = std::filesystem::temp_directory_path() / "ringfold-test-XXXXXX";
-  Folder() { REQUIRE(mkdtemp(path.data()) != nullptr); }
-  ~Folder() { std::filesystem::remove_all(path); }
-  [[nodiscard]] std::string file(const std::string& name) const { return path + "/" + name; }
-};
-
-json read_json(const std::string& file) {
-  return json::parse(std::ifstream(file));
 }
 
 std::set<std::string> lines_of(const std::string& text) {
@@ -163,6 +90,11 @@ TEST_CASE("bad arguments: status 2, what was given and what is accepted, nothing
       {{"bench", "--json", "/no/such/place/x.json", "--ranks", "2"}, "/no/such/place", "folder"},
       {{"bench", "broadcast", "--baseline", "gather_to_root"}, "broadcast", "all_reduce"},
       {{"bench", "--cliffs", "--ranks", "2", "-I", "1"}, "--cliffs", "without -I"},
+      {{"bench", "--baseline", "parameter_server_async", "-d", "f16"}, "-d", "sums of f32"},
+      {{"bench", "gradients", "--layers", "3y4"}, "3y4", "COUNTxSIZE"},
+      {{"bench", "gradients", "--layers", "0x4M"}, "0x4M", "COUNTxSIZE"},
+      {{"bench", "gradients", "--compute", "fast"}, "fast", "20ms"},
+      {{"bench", "gradients", "--hook", "sparse:2"}, "sparse:2", "0 < share"},
       {{"run", "--ranks", "2"}, "no program", "PROGRAM"},
       {{"model", "--ranks", "2", "--bytes", "4X", "--bandwidth", "1GB/s"}, "4X", "4GiB"},
       {{"sim", "--ranks", "2", "--bytes", "4X", "--bandwidth", "1GB/s", "--latency", "1us"},
@@ -492,11 +424,13 @@ TEST_CASE("bench: every collective comes out right") {
 
 TEST_CASE("bench: baselines are right and carry (N-1)*D through the hub") {
   for (const char* baseline : {"gather_to_root", "parameter_server"}) {
-    const Outcome o = tool(
-        {"bench", "--ranks", "3", "-b", "3000", "-e", "3000", "-n", "1", "--baseline", baseline});
+    const Outcome o = tool({"bench", "--ranks", "3", "-b", "3072", "-e", "3072", "-n", "1",
+                            "--transport", "shm", "--algorithm", "ring", "--baseline", baseline});
     INFO(baseline << ": " << o.err);
     CHECK(o.status == 0);
-    CHECK_THAT(o.out, Contains("6000 B received, 6000 B sent"));
+    // Counted; 3 ranks: 2 D through the hub, where a ring sends 4/3 D from each rank.
+    CHECK_THAT(o.out, Contains("6144 B received, 6144 B sent"));
+    CHECK_THAT(o.out, Contains("all_reduce (ring) sends 4096 B a rank"));
     CHECK_THAT(o.out, Contains("# Out of bounds values : 0 OK"));
   }
 }

@@ -12,12 +12,14 @@
 
 #include "ringfold/model.h"
 #include "ringfold_config.h"
+#include "tools/bench_async.h"
 #include "tools/bench_cliffs.h"
+#include "tools/bench_gradients.h"
 #include "tools/bench_ranks.h"
 #include "tools/bench_results.h"
+#include "tools/bench_start.h"
 #include "tools/bench_subject.h"
 #include "tools/command.h"
-#include "tools/launch.h"
 #include "tools/machine.h"
 #include "tools/units.h"
 
@@ -70,9 +72,7 @@ class Bench {
     fmt::print("# ranks {} on {} host{}, transport {}, memory {}, algorithm {}{}\n", comm_.size(),
                hosts.size(), hosts.size() == 1 ? "" : "s", comm_.transport(), o.device,
                o.algorithm ? name(*o.algorithm) : "auto",
-               o.baseline == Baseline::none             ? ""
-               : o.baseline == Baseline::gather_to_root ? ", baseline gather_to_root"
-                                                        : ", baseline parameter_server");
+               o.baseline == Baseline::none ? "" : fmt::format(", baseline {}", name(o.baseline)));
     fmt::print(
         "# minbytes {} maxbytes {} step: {} warmup iters: {} iters: {} validation: {} seed: "
         "{}\n",
@@ -208,8 +208,7 @@ class Bench {
     row.bytes_sent = static_cast<uint64_t>(largest(comm_, static_cast<double>(sent_per_call_)));
     row.bytes_model =
         static_cast<uint64_t>(largest(comm_, static_cast<double>(report.bytes_model)));
-    row.hub_received =
-        static_cast<uint64_t>(largest(comm_, static_cast<double>(subject_.hub_received())));
+    if (options_.baseline != Baseline::none) describe_hub(row);
     row.model_us = report.predicted_seconds * 1e6;
     if (!machine_ || !options_.kind || options_.baseline != Baseline::none) return;
     Schedule schedule{*options_.kind, report.algorithm, comm_.size(), machine_->per_host};
@@ -217,6 +216,16 @@ class Bench {
     schedule.root = std::max(0, row.root);
     row.model_us =
         predict_seconds(schedule, size_of(row.type), report.piece_bytes, *machine_) * 1e6;
+  }
+
+  // What comes in at the hub is what leaves the others, counted there.
+  void describe_hub(Row& row) {
+    const uint64_t mine = comm_.rank() == 0 ? 0 : sent_per_call_;
+    row.hub_received = static_cast<uint64_t>(total(comm_, static_cast<double>(mine)));
+    const Report instead = subject_.library_call();
+    row.instead_algorithm = name(instead.algorithm);
+    row.instead_sent =
+        static_cast<uint64_t>(largest(comm_, static_cast<double>(instead.bytes_sent)));
   }
 
   const BenchOptions& options_;
@@ -273,6 +282,15 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
       return complain(failed.status);
     }
   }
+  if (options.baseline == Baseline::parameter_server_async) {
+    try {
+      const bool good = serve_asynchronously(options, *comm);
+      must(comm->barrier().wait());
+      return good ? kSuccess : kFailed;
+    } catch (const OperationFailed& failed) {
+      return complain(failed.status);
+    }
+  }
   Bench bench(options, *comm, inputs.machine);
   try {
     const Results results = bench.run();
@@ -293,36 +311,6 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
     }
     return status;
   }
-}
-
-// loopback only reaches ranks of this very process.
-int bench_threads(const BenchOptions& options, const Inputs& inputs) {
-  if (options.ranks == 0) {
-    return fail(kBadArguments,
-                "bench: --transport loopback needs --ranks N: its ranks are threads");
-  }
-  const auto id = Rendezvous::unique_id();
-  if (!id.ok()) return fail(kFailed, "bench: " + id.status().to_string());
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<size_t>(options.ranks));
-  std::vector<int> statuses(static_cast<size_t>(options.ranks), kSuccess);
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto where = Rendezvous::from_id(*id, rank, options.ranks);
-      statuses[static_cast<size_t>(rank)] = where.ok() ? bench_rank(options, inputs, *where)
-                                                       : fail(kFailed, where.status().to_string());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return *std::max_element(statuses.begin(), statuses.end());
-}
-
-std::vector<std::string> own_command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> words;
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  words.at(0) = "/proc/self/exe";
-  return words;
 }
 
 // Two buffers a rank; the alternative is to be killed half-way.
@@ -369,27 +357,8 @@ int run_bench(const BenchOptions& options) {
   if (options.ranks > 0) {
     if (const std::string why = too_large(options); !why.empty()) return fail(kEnvironment, why);
   }
-  if (options.transport == "loopback") return bench_threads(options, inputs);
-
-  const auto where = Rendezvous::from_environment();
-  if (where.ok() && options.ranks > 0 && where->size != options.ranks) {
-    return fail(kEnvironment, fmt::format("bench: --ranks {} was asked for, but {} has started {}; "
-                                          "leave --ranks out or start as many",
-                                          options.ranks, where->source, where->size));
-  }
-  if (where.ok()) return bench_rank(options, inputs, *where);
-  if (where.status().code() != Code::unsupported) {
-    return fail(kEnvironment, "bench: " + where.status().message());
-  }
-  if (options.ranks == 0) {
-    return fail(
-        kEnvironment,
-        "bench: no ranks: neither --ranks N (starts N here) nor a launcher's environment. "
-        "Start with one of\n  ringfold bench --ranks 4\n  ringfold run --ranks 4 -- ringfold "
-        "bench\n  mpirun -n 4 ringfold bench\n" +
-            where.status().message());
-  }
-  return launch({options.ranks, false, true, own_command_line()});
+  return start_ranks({options.ranks, options.transport},
+                     [&](const Rendezvous& where) { return bench_rank(options, inputs, where); });
 }
 
 }  // namespace
@@ -412,7 +381,10 @@ Command add_bench(CLI::App& app) {
       "Sizes are those of the largest buffer of a rank; bandwidths use 10^9 bytes. With one rank "
       "the\n"
       "bus bandwidth is n/a, since nothing travels.");
-  return [options]() -> int { return run_bench(*options); };
+  const Command gradients = add_bench_gradients(*bench);
+  return [options, gradients, bench]() -> int {
+    return bench->got_subcommand("gradients") ? gradients() : run_bench(*options);
+  };
 }
 
 }  // namespace ringfold::tools

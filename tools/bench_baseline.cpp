@@ -39,7 +39,6 @@ void Subject::receive_and_fold(Pointers at) {
     const int rank = static_cast<int>(i) + 1;
     if (!at_once) open.push_back(comm_.recv(incoming_.data(), count_, type_, rank));
     must(open[i].wait());
-    hub_received_ += bytes;
     fold(at, rank, incoming_.data() + (at_once ? i * bytes : 0));
   }
 }

@@ -58,6 +58,8 @@ json row_json(const BenchOptions& options, const Row& row) {
             {"in_place", timing_json(row.in_place)}};
   if (options.baseline != Baseline::none) {
     j["hub"] = {{"bytes_received", row.hub_received}, {"bytes_sent", row.bytes_sent}};
+    j["all_reduce"] = {{"algorithm", row.instead_algorithm},
+                       {"bytes_sent_per_rank", row.instead_sent}};
   }
   return j;
 }
@@ -79,20 +81,6 @@ json config_json(const BenchOptions& o) {
           {"transport", o.transport},
           {"algorithm", o.algorithm ? name(*o.algorithm) : "auto"},
           {"time", "average over ranks"}};
-}
-
-// Through a neighbour and a rename: a reader never finds half a file.
-bool write_file(const std::string& path, const std::string& text) {
-  const std::string unfinished = path + ".part";
-  std::ofstream file(unfinished, std::ios::binary);
-  file << text;
-  file.close();
-  std::error_code error;
-  if (file) fs::rename(unfinished, path, error);
-  if (file && !error) return true;
-  fmt::print(stderr, "ringfold: bench: cannot write {}\n", path);
-  fs::remove(unfinished, error);
-  return false;
 }
 
 std::string csv_of(const BenchOptions& options, const Results& results) {
@@ -165,6 +153,20 @@ Key key_of(const json& row) {
 }
 
 }  // namespace
+
+// Through a neighbour and a rename: a reader never finds half a file.
+bool write_file(const std::string& path, const std::string& text) {
+  const std::string unfinished = path + ".part";
+  std::ofstream file(unfinished, std::ios::binary);
+  file << text;
+  file.close();
+  std::error_code error;
+  if (file) fs::rename(unfinished, path, error);
+  if (file && !error) return true;
+  fmt::print(stderr, "ringfold: bench: cannot write {}\n", path);
+  fs::remove(unfinished, error);
+  return false;
+}
 
 json to_json(const BenchOptions& options, const Results& results) {
   json rows = json::array();

@@ -19,8 +19,8 @@ constexpr std::array<std::string_view, kDTypes> kOtherTypeNames = {
     "int8", "uint8", "int32",  "uint32",   "int64",   "uint64",
     "half", "float", "double", "bfloat16", "fp8e4m3", "fp8e5m2"};
 constexpr std::array<std::string_view, kOps> kOtherOpNames = {"", "", "", "", "", "mulsum"};
-constexpr std::array<std::string_view, 3> kBaselines = {"none", "gather_to_root",
-                                                        "parameter_server"};
+constexpr std::array<std::string_view, 4> kBaselines = {
+    "none", "gather_to_root", "parameter_server", "parameter_server_async"};
 
 const std::array<std::string_view, kAlgorithms> kScheduled = [] {
   std::array<std::string_view, kAlgorithms> names;
@@ -220,13 +220,18 @@ void add_environment(CLI::App& bench, BenchOptions& o) {
       "--baseline",
       [&o](const std::string& text) {
         const auto at = find(kBaselines, text);
-        if (!at) refuse("--baseline", text, "gather_to_root, parameter_server");
+        if (!at) refuse("--baseline", text, listed(kBaselines));
         o.baseline = static_cast<Baseline>(*at);
       },
-      "measure the naive way instead: gather_to_root, parameter_server");
+      "measure the naive way instead: gather_to_root, parameter_server, parameter_server_async "
+      "(with the staleness of its updates)");
 }
 
 }  // namespace
+
+std::string_view name(Baseline baseline) {
+  return kBaselines[static_cast<size_t>(baseline)];
+}
 
 bool BenchOptions::reduces() const {
   return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
@@ -275,6 +280,14 @@ std::string contradiction(const BenchOptions& o) {
   }
   if (std::find(o.ops.begin(), o.ops.end(), Op::premul_sum) != o.ops.end()) {
     return "--baseline with -o premul_sum; accepted: sum, prod, max, min, avg";
+  }
+  if (o.baseline != Baseline::parameter_server_async) return {};
+  if (o.ops != std::vector{Op::sum} || o.types != std::vector{DType::f32}) {
+    return "--baseline parameter_server_async with -o or -d; accepted: sums of f32";
+  }
+  if (o.percentiles || !o.csv.empty() || !o.plot.empty() || !o.compare.empty()) {
+    return "--baseline parameter_server_async with -I, --csv, --plot or --compare; accepted: "
+           "--json";
   }
   return {};
 }

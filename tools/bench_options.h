@@ -12,7 +12,13 @@
 
 namespace ringfold::tools {
 
-enum class Baseline : uint8_t { none, gather_to_root, parameter_server };
+enum class Baseline : uint8_t {
+  none,
+  gather_to_root,
+  parameter_server,
+  parameter_server_async,  // bench_async.h
+};
+std::string_view name(Baseline baseline);
 
 struct BenchOptions {
   std::string collective = "all_reduce";

@@ -33,8 +33,11 @@ struct Row {
   std::string algorithm, transport;
   uint64_t chunk_bytes = 0, piece_bytes = 0;
   uint64_t bytes_sent = 0;  // per rank and call, the rank that sent most, counted by the transports
-  uint64_t bytes_model = 0;   // the same, as the model says it
-  uint64_t hub_received = 0;  // baselines: through the hub's one link
+  uint64_t bytes_model = 0;  // the same, as the model says it
+  // Baselines: into the hub's one link, counted where it left the others; and what the library's
+  // all_reduce sends instead, the rank that sends most.
+  uint64_t hub_received = 0, instead_sent = 0;
+  std::string instead_algorithm;
   double model_us = 0;
   std::optional<Timing> out_of_place, in_place;
 
@@ -61,6 +64,8 @@ void print_footer(const BenchOptions& options, const Results& results);
 nlohmann::json to_json(const BenchOptions& options, const Results& results);
 // Writes --json, --csv and --plot as far as asked for; false, having said why, if one failed.
 bool write_files(const BenchOptions& options, const Results& results);
+// False, having said why, if it cannot be written; never leaves half a file.
+bool write_file(const std::string& path, const std::string& text);
 // Empty if those can be written, else the sentence. Before anything is measured.
 std::string unwritable(const BenchOptions& options);
 // Whether python3 and matplotlib are there; has said so if not.

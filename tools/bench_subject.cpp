@@ -225,7 +225,6 @@ void Subject::finish(Work work) {
 
 void Subject::call(bool in_place) {
   report_ = {};
-  hub_received_ = 0;
   const Pointers at = pointers(in_place);
   if (options_.baseline != Baseline::none) {
     baseline(at);
@@ -234,6 +233,12 @@ void Subject::call(bool in_place) {
   } else {
     send_recv(at);
   }
+}
+
+Report Subject::library_call() {
+  Work work = start(pointers(true));
+  must(work.wait());
+  return work.report();
 }
 
 void Subject::send_recv(Pointers at) {

@@ -53,7 +53,8 @@ class Subject {
   // One call, to its end. Its report is report().
   void call(bool in_place);
   [[nodiscard]] const Report& report() const { return report_; }
-  [[nodiscard]] uint64_t hub_received() const { return hub_received_; }
+  // One all_reduce of the library with the same data, for comparison with a baseline.
+  Report library_call();
   // Elements of this rank's output that differ from what `seed` demands, input that was changed,
   // and bytes written beside the buffers.
   [[nodiscard]] uint64_t wrong(bool in_place, uint64_t seed) const;
@@ -84,7 +85,6 @@ class Subject {
   Guarded send_, recv_;
   std::vector<std::byte> incoming_;  // baselines: what the hub receives
   Report report_;
-  uint64_t hub_received_ = 0;
 };
 
 }  // namespace ringfold::tools

@@ -102,8 +102,10 @@ void print_row(const BenchOptions& options, const Row& row) {
 void print_footer(const BenchOptions& options, const Results& results) {
   if (options.baseline != Baseline::none && !results.rows.empty()) {
     const Row& last = results.rows.back();
-    fmt::print("# Through the hub (rank 0) at {} B : {} B received, {} B sent a call\n", last.size,
-               last.hub_received, last.bytes_sent);
+    fmt::print(
+        "# Through the hub (rank 0) at {} B : {} B received, {} B sent a call; all_reduce ({}) "
+        "sends {} B a rank\n",
+        last.size, last.hub_received, last.bytes_sent, last.instead_algorithm, last.instead_sent);
   }
   const auto wrong = results.wrong();
   if (wrong) {

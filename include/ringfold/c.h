@@ -1,5 +1,5 @@
-/* ringfold for C, and for everything that can call C: a thin layer over communicator.h and
- * average.h, which describe the operations themselves.
+/* ringfold for C, and for everything that can call C: a thin layer over communicator.h, average.h
+ * and gradient_sync.h, which describe the operations themselves.
  *
  *   ringfold_comm_t comm;
  *   if (ringfold_init(&comm, NULL) != RINGFOLD_OK) die(ringfold_last_error());
@@ -94,6 +94,7 @@ enum {
 /* Handles; never dereferenced. */
 typedef struct ringfold_comm* ringfold_comm_t;
 typedef struct ringfold_work* ringfold_work_t;
+typedef struct ringfold_gradient_sync* ringfold_gradient_sync_t;
 
 /* Passed to every rank of one communicator by any means; opaque, copied as bytes. */
 typedef struct ringfold_unique_id {
@@ -370,6 +371,109 @@ RINGFOLD_API ringfold_status ringfold_average_gradients(ringfold_comm_t comm,
 RINGFOLD_API ringfold_status ringfold_average_gradients_weighted(ringfold_comm_t comm,
                                                                  const ringfold_gradient* gradients,
                                                                  size_t tensors, double weight);
+
+/* ---- Gradient synchroniser ----
+ *
+ * Averages gradients in buckets while the rest of backward computes: gradient_sync.h describes what
+ * happens, compression.h the hooks that come along.
+ * ringfold_gradient_sync_ready and _abort may be called from any thread at the same time;
+ * everything else about one synchroniser from one thread at a time. Gradients must outlive it. */
+
+typedef struct ringfold_parameter {
+  const char* name; /* compared between ranks and used in errors; NULL: none. Copied. */
+  size_t count;     /* elements */
+  ringfold_dtype type;
+  void* gradient; /* NULL: it shall live in bucket storage */
+} ringfold_parameter;
+
+/* What a hook sees of a bucket; see ringfold::Bucket. */
+typedef struct ringfold_bucket {
+  size_t index;
+  ringfold_dtype type;
+  void* data; /* this rank's gradients; the average when the hook returns */
+  size_t count;
+  double share; /* the average is the sum over the ranks of share * data */
+  int equal;    /* 1: no weights were given */
+  int layout;   /* counts up when buckets are laid out anew */
+} ringfold_bucket;
+
+/* Makes a bucket its average by any blocking collectives on `comm`, which lives as long as the
+ * synchroniser. Called from threads of the library and from ringfold_gradient_sync_finish, never
+ * twice at once. What it returns fails the step, with the text of the latest ringfold function that
+ * failed in it. */
+typedef ringfold_status (*ringfold_bucket_hook)(ringfold_comm_t comm, const ringfold_bucket* bucket,
+                                                void* context);
+
+/* The hooks of compression.h. */
+typedef int ringfold_compression;
+enum {
+  RINGFOLD_COMPRESSION_NONE = 0,
+  RINGFOLD_COMPRESSION_F16 = 1,
+  RINGFOLD_COMPRESSION_BF16 = 2,
+  RINGFOLD_COMPRESSION_I8 = 3,
+  RINGFOLD_COMPRESSION_F8E4M3 = 4,
+  RINGFOLD_COMPRESSION_SPARSE = 5 /* the share of the elements that is largest */
+};
+
+/* All zero: the defaults, as with NULL instead of options. Alike on all ranks. */
+typedef struct ringfold_sync_options {
+  size_t first_bytes;  /* of the first bucket; 0: 1 MiB */
+  size_t bucket_bytes; /* of the others; 0: 25 MiB */
+  int require_all;     /* 1: finish fails if parameters were not ready; 0: they count as zeros */
+  ringfold_compression compression;
+  double sparse_share;       /* for RINGFOLD_COMPRESSION_SPARSE: 0 < share <= 1 */
+  ringfold_bucket_hook hook; /* instead of compression; NULL: none */
+  void* hook_context;        /* passed to the hook */
+  const char* hook_name;     /* compared between ranks and used in errors; NULL: none. Copied. */
+} ringfold_sync_options;
+
+/* The latest synchronised step; see ringfold::SyncReport. */
+typedef struct ringfold_sync_report {
+  double divisor; /* the number of ranks, or the sum of the weights */
+  size_t buckets;
+  size_t unused; /* parameters that were not ready */
+  size_t copied_bytes;
+  uint64_t gradient_bytes;
+  uint64_t bytes_sent;
+  double busy_seconds;
+  double exposed_seconds;
+} ringfold_sync_report;
+
+/* All ranks call it alike; blocks until they have. The caller owns *sync and ends it with
+ * ringfold_gradient_sync_destroy. RINGFOLD_MISMATCH: the ranks' parameters or options differ; the
+ * text has both sides. */
+RINGFOLD_API ringfold_status ringfold_gradient_sync_create(ringfold_gradient_sync_t* sync,
+                                                           ringfold_comm_t comm,
+                                                           const ringfold_parameter* parameters,
+                                                           size_t number,
+                                                           const ringfold_sync_options* options);
+RINGFOLD_API ringfold_status ringfold_gradient_sync_destroy(ringfold_gradient_sync_t sync);
+
+/* Begins a step that averages by the number of ranks, or by weight: all ranks the same. */
+RINGFOLD_API ringfold_status ringfold_gradient_sync_begin(ringfold_gradient_sync_t sync);
+RINGFOLD_API ringfold_status ringfold_gradient_sync_begin_weighted(ringfold_gradient_sync_t sync,
+                                                                   double weight);
+/* The gradient of that parameter is final. Does not block. */
+RINGFOLD_API ringfold_status ringfold_gradient_sync_ready(ringfold_gradient_sync_t sync,
+                                                          size_t parameter);
+/* Waits for all averages. */
+RINGFOLD_API ringfold_status ringfold_gradient_sync_finish(ringfold_gradient_sync_t sync);
+
+/* 1: steps that begin from now on send nothing; 0: the next one sends what has piled up. */
+RINGFOLD_API ringfold_status ringfold_gradient_sync_accumulate(ringfold_gradient_sync_t sync,
+                                                               int on);
+/* Where the gradient of a parameter lies, for as long as the synchroniser lives. */
+RINGFOLD_API ringfold_status ringfold_gradient_sync_gradient(ringfold_gradient_sync_t sync,
+                                                             size_t parameter, void** gradient);
+RINGFOLD_API ringfold_status ringfold_gradient_sync_report(ringfold_gradient_sync_t sync,
+                                                           ringfold_sync_report* report);
+/* Writes the parameters that were not ready, at most `room` of them, to `parameters`; their number
+ * is in the report. */
+RINGFOLD_API ringfold_status ringfold_gradient_sync_unused(ringfold_gradient_sync_t sync,
+                                                           size_t* parameters, size_t room);
+/* Ends the step that is under way, and all further ones, on every rank. `why` may be NULL. */
+RINGFOLD_API ringfold_status ringfold_gradient_sync_abort(ringfold_gradient_sync_t sync,
+                                                          const char* why);
 
 #ifdef __cplusplus
 } /* extern "C" */
