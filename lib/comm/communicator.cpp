@@ -162,8 +162,11 @@ Communicator::Impl::~Impl() {
 // ---- from a call to an operation --------------------------------------------------------------
 
 std::string Communicator::Impl::transport() const {
+  return region_ ? "region" : message_transport();
+}
+
+std::string Communicator::Impl::message_transport() const {
   if (!world_) return "self";
-  if (region_) return "region";
   std::string names;
   for (const Transport* transport : channel_->transports) {
     if (transport == nullptr || names.find(transport->name()) != std::string::npos) continue;
@@ -206,15 +209,13 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 }
 
 Work Communicator::Impl::collective(const Call& call) {
-  const bool in_region_memory =
-      region_ && !cuda::is_device_memory(call.send) && !cuda::is_device_memory(call.recv);
+  const bool on_host = !cuda::is_ordered(call.send, call.recv, call.stream);
+  const bool in_region_memory = region_ && on_host;
   if (Work done; in_region_memory && !settled_.trace && quick(call, &done)) return done;
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
   if (in_region_memory) return in_region(call);
-  if (two_level_ && TwoLevel::suits(call) && !cuda::is_device_memory(call.send) &&
-      !cuda::is_device_memory(call.recv))
-    return in_two_levels(call);
+  if (two_level_ && TwoLevel::suits(call) && on_host) return in_two_levels(call);
   auto chosen = choice(call.collective, size_, call.count, size_of(call.type), call.root);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
@@ -222,7 +223,7 @@ Work Communicator::Impl::collective(const Call& call) {
   state->schedule = chosen->schedule;
   state->position = rank_;
   state->element_bytes = size_of(call.type);
-  state->report.transport = transport();
+  state->report.transport = message_transport();
   state->report.piece_bytes = chosen->piece_bytes;
   state->report.predicted_seconds = chosen->seconds;
   state->started = steady_clock().now();
@@ -276,7 +277,7 @@ Reduction Communicator::Impl::arithmetic(const Call& call) const {
 Status Communicator::Impl::place(UserOperation& operation, const void* input, void* work,
                                  Reduction reduction, Stream stream) {
   const Description& what = operation.what;
-  if (!cuda::is_device_memory(input) && !cuda::is_device_memory(work)) {
+  if (!cuda::is_ordered(input, work, stream)) {
     operation.compute =
         std::make_unique<HostCompute>(what.schedule, operation.position, input, work, what.type,
                                       reduction, what.piece, world_->slots());
@@ -314,7 +315,7 @@ Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType t
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
   state->record = record_;
-  state->report.transport = transport();
+  state->report.transport = message_transport();
   state->started = steady_clock().now();
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;

@@ -5,7 +5,7 @@ namespace ringfold {
 
 // One rank: only the local steps are left of a schedule.
 void Communicator::Impl::run_alone(Work::State& state, const Call& call) {
-  if (cuda::is_device_memory(call.send) || cuda::is_device_memory(call.recv))
+  if (cuda::is_ordered(call.send, call.recv, call.stream))
     return state.complete(run_alone_on_device(state.schedule, call));
   static SlotPool unused;
   HostCompute compute(state.schedule, 0, call.send, call.recv, call.type, arithmetic(call), 1,
@@ -44,7 +44,15 @@ void Communicator::Impl::record_alone(const Work::State& state, const Call& call
 // Done means here that it is on the stream.
 Status Communicator::Impl::run_alone_on_device(const Schedule& schedule, const Call& call) {
   const size_t element = size_of(call.type);
-  const double factor = call.reduction.op == Op::premul_sum ? call.reduction.factor : 1.0;
+  double factor = 1.0;
+  if (call.reduction.op == Op::premul_sum) {
+    factor = call.reduction.factor;
+    if (const void* on_stream = call.reduction.factor_on_stream; on_stream != nullptr) {
+      const auto read = cuda::wait_for_factor(on_stream, call.type, call.stream);
+      if (!read.ok()) return read.status();
+      factor = *read;
+    }
+  }
   for (int i = 0; i < step_count(schedule); ++i) {
     const Range range = step(schedule, 0, i).recv;  // of frames that begin at 0
     const size_t offset = range.begin * element;

@@ -46,6 +46,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] World* world() const { return world_.get(); }
   [[nodiscard]] std::string transport() const;
+  [[nodiscard]] std::string message_transport() const;  // also where collectives use a region
   [[nodiscard]] const record::Record& record() const { return *record_; }
 
   Work collective(const Call& call);
