@@ -188,9 +188,9 @@ def booleans_complex_and_refusals(rank, size):
         dist.all_reduce(x, op=op)
         assert x.tolist() == wanted, op
     negated = torch.tensor([1 + 1j * rank, 2]).conj().imag  # a view whose values are not in memory
-    assert negated.is_neg()
-    dist.all_reduce(negated)
-    assert negated.tolist() == [-3, 0]
+    outs = [torch.empty(2) for _ in range(size)]
+    dist.all_gather(outs, negated)
+    assert negated.is_neg() and [out.tolist() for out in outs] == [[-r, 0] for r in range(size)]
     x = torch.ones(3)
     for words, call in (
             ("share memory", lambda: dist.all_reduce(torch.ones(1).expand(4))),
