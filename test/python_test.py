@@ -24,7 +24,9 @@ def main():
                         "--tags", "python-runtime"], check=True)
         site = [path for path, folders, _ in os.walk(folder) if "ringfold" in folders
                 and path.endswith("-packages")]
-        environment = dict(os.environ, PYTHONPATH=site[0], PYTHONDONTWRITEBYTECODE="1")
+        environment = dict(os.environ, PYTHONPATH=site[0], PYTHONDONTWRITEBYTECODE="1",
+                           RINGFOLD_TORCH_CACHE=os.path.join(build, "torch-cache"),
+                           RINGFOLD_TEST_TOOL=os.path.join(build, "tools", "ringfold"))
         return subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs",
                                *(os.path.join(here, file) for file in files)], env=environment,
                               check=False).returncode

@@ -12,6 +12,7 @@ import weakref
 import ml_dtypes
 import numpy as np
 import pytest
+import readme_blocks
 import ringfold
 
 RANKS = 3
@@ -469,3 +470,12 @@ def test_addresses_are_the_arrays_own():
     memory = (ctypes.c_double * 3).from_address(out.ctypes.data)
     comm.all_reduce(np.arange(3.0), out=out)
     assert list(memory) == [0.0, 1.0, 2.0]
+
+
+def test_the_readmes_program(tmp_path):
+    program = tmp_path / "average.py"
+    program.write_text(readme_blocks.block("import numpy"))
+    done = subprocess.run([os.environ["RINGFOLD_TEST_TOOL"], "run", "--ranks", "3", "--no-prefix", "--",
+                           sys.executable, program], capture_output=True, text=True, check=False)
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {rank}: [  1.  10. 100.], 2(N-1)/N = 1.333" for rank in range(3)], done.stderr

@@ -426,7 +426,10 @@ class Backend final : public c10d::Backend {
     }
     const at::Tensor& mine = outputs[static_cast<size_t>(rank_)];
     check_parts(input, mine, 1);
-    mine.copy_(input.reshape(mine.sizes()));
+    {
+      const at::AutoDispatchBelowADInplaceOrView autograd;
+      mine.copy_(input.reshape(mine.sizes()));
+    }
     for (int r = 0; r < size_; ++r) add_broadcast(call, outputs[static_cast<size_t>(r)], r);
     return call;
   }

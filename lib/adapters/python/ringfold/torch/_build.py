@@ -15,6 +15,8 @@ from types import ModuleType
 import torch
 from torch.utils import cpp_extension
 
+from .. import _core  # noqa: F401  (loads the library)
+
 _HERE = Path(__file__).parent
 _PACKAGE = _HERE.parent
 _SOURCES = ["backend.cpp", "call.h", "work.h"]
@@ -50,7 +52,6 @@ def _key() -> str:
     content = hashlib.sha256()
     for source in [*(_HERE / name for name in _SOURCES), _PACKAGE / "include/ringfold/c.h"]:
         content.update(source.read_bytes())
-    content.update(str(_PACKAGE).encode())  # it finds the library there
     return f"torch{torch.__version__}-{sys.implementation.cache_tag}-{content.hexdigest()[:16]}"
 
 
@@ -64,7 +65,7 @@ def _compile(library: Path) -> None:
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(word for folder in folders for word in ("-isystem", str(folder))),
         f"-I{_PACKAGE / 'include'}", str(_HERE / "backend.cpp"), "-o", str(made),
-        f"-L{_PACKAGE}", "-lringfold-python", f"-Wl,-rpath,{_PACKAGE}",
+        f"-L{_PACKAGE}", "-lringfold-python",  # _core has loaded it already, from wherever it lies
         f"-L{torch_libraries}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
