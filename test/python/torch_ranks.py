@@ -7,11 +7,11 @@ from datetime import timedelta
 import ringfold
 
 
-def on_ranks(fn, ranks=3, backend="ringfold", args=(), timeout=30.0):
+def on_ranks(fn, ranks=3, backend="ringfold", args=(), timeout=30.0, limit=110):
     """fn(rank, size, *args) on each, in the default process group; what they return, by rank."""
     with tempfile.TemporaryDirectory() as folder:
         body = functools.partial(_body, fn, backend, os.path.join(folder, "store"), args, timeout)
-        return ringfold.run(body, ranks=ranks, timeout=110)
+        return ringfold.run(body, ranks=ranks, timeout=limit)
 
 
 def _body(fn, backend, store, args, timeout, comm):

@@ -152,6 +152,15 @@ def coalesced(rank, size):
         same(out, torch.arange(float(size)).repeat_interleave(out.numel() // size))
 
 
+def several_gathers(rank, size):
+    outs = [[torch.empty(2), torch.empty(1, 3)] for _ in range(size)]
+    inputs = [torch.full((2,), float(rank)), torch.full((1, 3), 10.0 * rank)]
+    dist.group.WORLD._get_backend(torch.device("cpu")).allgather_coalesced(outs, inputs).wait()
+    for r in range(size):
+        same(outs[r][0], torch.full((2,), float(r)))
+        same(outs[r][1], torch.full((1, 3), 10.0 * r))
+
+
 def objects(rank, size):
     every = [None] * size
     dist.all_gather_object(every, {"rank": rank, "text": "x" * rank * 100})
@@ -250,7 +259,7 @@ def futures(rank, size):
     same(x, torch.arange(8.0)[::2] * size)
 
 
-CHECKS = [every_type_and_layout, every_collective, messages, coalesced, objects, groups,
+CHECKS = [every_type_and_layout, every_collective, messages, coalesced, several_gathers, objects, groups,
           booleans_complex_and_refusals, transposed_on_one_rank, fp16_averages, futures]
 
 

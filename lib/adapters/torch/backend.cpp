@@ -189,12 +189,21 @@ class Backend final : public c10d::Backend {
                    const c10d::AllgatherOptions& opts) override {
     return submit(all_gather(single(outputs), single(inputs)), opts);
   }
-  // [i][r] of the outputs is input i of rank r.
+  // [r][i] of the outputs is input i of rank r.
   Result allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                              const c10d::AllgatherOptions& opts) override {
-    TORCH_CHECK(outputs.size() == inputs.size(), "ringfold: a list of outputs for every input");
+    TORCH_CHECK(outputs.size() == static_cast<size_t>(size_),
+                "ringfold: a list of outputs for every rank is expected");
     Call all(OpType::ALLGATHER_COALESCED);
-    for (size_t i = 0; i < inputs.size(); ++i) all.add_all(all_gather(outputs[i], inputs[i]));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      Tensors of_input;
+      for (const Tensors& of_rank : outputs) {
+        TORCH_CHECK(of_rank.size() == inputs.size(),
+                    "ringfold: an output for every input is expected");
+        of_input.push_back(of_rank[i]);
+      }
+      all.add_all(all_gather(of_input, inputs[i]));
+    }
     return submit(std::move(all), opts);
   }
   Result gather(std::vector<Tensors>& outputs, Tensors& inputs,
