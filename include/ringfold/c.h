@@ -175,9 +175,9 @@ RINGFOLD_API ringfold_status ringfold_size(ringfold_comm_t comm, int* size);
 RINGFOLD_API ringfold_status ringfold_split(ringfold_comm_t comm, int color, int key,
                                             ringfold_comm_t* out);
 
-/* The ranks that are not among the `count` numbers at `exclude` form a new communicator, in the same
- * order. Only they call it, with the same numbers; `comm` may have failed. Blocks. The caller owns
- * *out. RINGFOLD_MISMATCH: the ranks exclude different ones. */
+/* The ranks that are not among the `count` numbers at `exclude` form a new communicator, in the
+ * same order. Only they call it, with the same numbers; `comm` may have failed. Blocks. The caller
+ * owns *out. RINGFOLD_MISMATCH: the ranks exclude different ones. */
 RINGFOLD_API ringfold_status ringfold_shrink(ringfold_comm_t comm, const int* exclude, size_t count,
                                              ringfold_comm_t* out);
 

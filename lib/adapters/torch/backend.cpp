@@ -1,14 +1,14 @@
-// torch.distributed's backend "ringfold": every method of c10d as operations of the C interface. Compiled
-// against the installed torch when it is first used (ringfold/torch/_build.py). Overrides the names that
-// all torch 2.x know; what only newer ones have is declared without `override`.
+// torch.distributed's backend "ringfold": every method of c10d as operations of the C interface.
+// Compiled against the installed torch when it is first used (ringfold/torch/_build.py). Overrides
+// the names that all torch 2.x know; what only newer ones have is declared without `override`.
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "meet.h"
 #include "work.h"
 
 namespace ringfold::torch {
@@ -81,29 +81,6 @@ std::vector<int64_t> starts_of(const std::vector<int64_t>& splits, const at::Ten
   return starts;
 }
 
-ringfold_options options_of(Milliseconds timeout) {
-  ringfold_options options{};
-  options.timeout = options.start_timeout = static_cast<double>(timeout.count()) / 1000;
-  return options;
-}
-
-ringfold_comm_t meet(c10d::Store& store, int rank, int size, Milliseconds timeout) {
-  ringfold_unique_id id;
-  const std::string key = "ringfold/id";
-  if (rank == 0) {
-    check(ringfold_get_unique_id(&id));
-    store.set(key, std::vector<uint8_t>(id.bytes, id.bytes + sizeof id.bytes));
-  } else {
-    const std::vector<uint8_t> bytes = store.get(key);
-    TORCH_CHECK(bytes.size() == sizeof id.bytes, "ringfold: rank 0 has put no id into the store");
-    std::copy(bytes.begin(), bytes.end(), id.bytes);
-  }
-  const ringfold_options options = options_of(timeout);
-  ringfold_comm_t comm = nullptr;
-  check(ringfold_init_id(&comm, id, rank, size, &options));
-  return comm;
-}
-
 class Backend final : public c10d::Backend {
  public:
   Backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout)
@@ -143,7 +120,8 @@ class Backend final : public c10d::Backend {
   }
   Result reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                          const c10d::ReduceScatterOptions& opts) override {
-    TORCH_CHECK(outputs.size() == inputs.size(), "ringfold: as many outputs as inputs are expected");
+    TORCH_CHECK(outputs.size() == inputs.size(),
+                "ringfold: as many outputs as inputs are expected");
     Call all(OpType::COALESCED);
     for (size_t i = 0; i < inputs.size(); ++i)
       all.add_all(reduce_scatter(outputs[i], inputs[i], opts.reduceOp));
@@ -180,7 +158,8 @@ class Backend final : public c10d::Backend {
   }
   Result allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) override {
-    TORCH_CHECK(outputs.size() == inputs.size(), "ringfold: as many outputs as inputs are expected");
+    TORCH_CHECK(outputs.size() == inputs.size(),
+                "ringfold: as many outputs as inputs are expected");
     Call all(OpType::COALESCED);
     for (size_t i = 0; i < inputs.size(); ++i) all.add_all(all_gather(outputs[i], inputs[i]));
     return submit(std::move(all), opts);
@@ -295,14 +274,15 @@ class Backend final : public c10d::Backend {
       store_->wait({key + "missing"}, 2 * timeout);
       const std::vector<uint8_t> missing = store_->get(key + "missing");
       if (!missing.empty() && missing[0] != ' ')
-        fail("monitored_barrier: rank 0 misses rank " + std::string(missing.begin(), missing.end()));
+        fail("monitored_barrier: rank 0 misses rank " +
+             std::string(missing.begin(), missing.end()));
       return;
     }
     const auto until = std::chrono::steady_clock::now() + timeout;
     std::string missing;
     for (int r = 1; r < size_ && (missing.empty() || wait_all_ranks); ++r) {
-      const auto left = std::chrono::duration_cast<Milliseconds>(
-          until - std::chrono::steady_clock::now());
+      const auto left =
+          std::chrono::duration_cast<Milliseconds>(until - std::chrono::steady_clock::now());
       try {
         store_->wait({key + std::to_string(r)}, std::max(left, Milliseconds(1)));
       } catch (const std::exception&) {
@@ -447,8 +427,8 @@ class Backend final : public c10d::Backend {
   Result submit(Call call, const Options& opts) {
     return submit(std::move(call), opts.asyncOp, opts.timeout);
   }
-  // Starts it, or adds it to the calls that are being collected; waits if the caller will do nothing
-  // else.
+  // Starts it, or adds it to the calls that are being collected; waits if the caller will do
+  // nothing else.
   Result submit(Call call, bool async, Milliseconds timeout) {
     if (coalesced_) {
       coalesced_->add_all(std::move(call));

@@ -1,8 +1,9 @@
-// One call of torch.distributed as operations of the C interface: which memory they work on, and what
-// is copied where when they are done.
+// One call of torch.distributed as operations of the C interface: which memory they work on, and
+// what is copied where when they are done.
 //
-// The library takes contiguous memory of twelve types. Any other tensor (strided, conjugated, int16) is
-// taken through a contiguous copy, whose content goes back at the end: any layout is right or refused.
+// The library takes contiguous memory of twelve types. Any other tensor (strided, conjugated,
+// int16) is taken through a contiguous copy, whose content goes back at the end: any layout is
+// right or refused.
 //
 // Thread-safety: a Call is a plain value; one thread at a time.
 #pragma once
@@ -11,17 +12,17 @@
 #include <ATen/MemoryOverlap.h>
 
 #include <string>
-#include <utility>
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+#include <vector>
 
 #include "ringfold/c.h"
 
 namespace ringfold::torch {
 
-// What an element is for the library: so many numbers of a type. Types that it cannot add are bytes.
+// What an element is for the library: so many numbers of a type. Types that it cannot add are
+// bytes.
 struct Element {
   int type = RINGFOLD_U8;
   size_t numbers = 1;
@@ -29,21 +30,36 @@ struct Element {
 
 inline Element element_of(at::ScalarType type) {
   switch (type) {
-    case at::kChar: return {RINGFOLD_I8, 1};
-    case at::kByte: return {RINGFOLD_U8, 1};
-    case at::kInt: return {RINGFOLD_I32, 1};
-    case at::kLong: return {RINGFOLD_I64, 1};
-    case at::kHalf: return {RINGFOLD_F16, 1};
-    case at::kFloat: return {RINGFOLD_F32, 1};
-    case at::kDouble: return {RINGFOLD_F64, 1};
-    case at::kBFloat16: return {RINGFOLD_BF16, 1};
-    case at::kUInt32: return {RINGFOLD_U32, 1};
-    case at::kUInt64: return {RINGFOLD_U64, 1};
-    case at::kFloat8_e4m3fn: return {RINGFOLD_F8E4M3, 1};
-    case at::kFloat8_e5m2: return {RINGFOLD_F8E5M2, 1};
-    case at::kComplexFloat: return {RINGFOLD_F32, 2};
-    case at::kComplexDouble: return {RINGFOLD_F64, 2};
-    default: return {RINGFOLD_U8, c10::elementSize(type)};
+    case at::kChar:
+      return {RINGFOLD_I8, 1};
+    case at::kByte:
+      return {RINGFOLD_U8, 1};
+    case at::kInt:
+      return {RINGFOLD_I32, 1};
+    case at::kLong:
+      return {RINGFOLD_I64, 1};
+    case at::kHalf:
+      return {RINGFOLD_F16, 1};
+    case at::kFloat:
+      return {RINGFOLD_F32, 1};
+    case at::kDouble:
+      return {RINGFOLD_F64, 1};
+    case at::kBFloat16:
+      return {RINGFOLD_BF16, 1};
+    case at::kUInt32:
+      return {RINGFOLD_U32, 1};
+    case at::kUInt64:
+      return {RINGFOLD_U64, 1};
+    case at::kFloat8_e4m3fn:
+      return {RINGFOLD_F8E4M3, 1};
+    case at::kFloat8_e5m2:
+      return {RINGFOLD_F8E5M2, 1};
+    case at::kComplexFloat:
+      return {RINGFOLD_F32, 2};
+    case at::kComplexDouble:
+      return {RINGFOLD_F64, 2};
+    default:
+      return {RINGFOLD_U8, c10::elementSize(type)};
   }
 }
 
@@ -59,12 +75,16 @@ inline int op_of_bool(c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:
     case c10d::ReduceOp::MAX:
-    case c10d::ReduceOp::BOR: return RINGFOLD_MAX;
+    case c10d::ReduceOp::BOR:
+      return RINGFOLD_MAX;
     case c10d::ReduceOp::PRODUCT:
     case c10d::ReduceOp::MIN:
-    case c10d::ReduceOp::BAND: return RINGFOLD_MIN;
-    default: TORCH_CHECK(false, "ringfold: this ReduceOp is not offered for bool: SUM, PRODUCT, MIN, "
-                         "MAX, BAND and BOR are");
+    case c10d::ReduceOp::BAND:
+      return RINGFOLD_MIN;
+    default:
+      TORCH_CHECK(false,
+                  "ringfold: this ReduceOp is not offered for bool: SUM, PRODUCT, MIN, "
+                  "MAX, BAND and BOR are");
   }
 }
 
@@ -76,24 +96,34 @@ inline Arithmetic arithmetic(const c10d::ReduceOp& given, at::ScalarType type) {
     return what;
   }
   switch (given.op_) {
-    case c10d::ReduceOp::SUM: what.op = RINGFOLD_SUM; break;
-    case c10d::ReduceOp::AVG: what.op = RINGFOLD_AVG; break;
-    case c10d::ReduceOp::PRODUCT: what.op = RINGFOLD_PROD; break;
-    case c10d::ReduceOp::MIN: what.op = RINGFOLD_MIN; break;
-    case c10d::ReduceOp::MAX: what.op = RINGFOLD_MAX; break;
+    case c10d::ReduceOp::SUM:
+      what.op = RINGFOLD_SUM;
+      break;
+    case c10d::ReduceOp::AVG:
+      what.op = RINGFOLD_AVG;
+      break;
+    case c10d::ReduceOp::PRODUCT:
+      what.op = RINGFOLD_PROD;
+      break;
+    case c10d::ReduceOp::MIN:
+      what.op = RINGFOLD_MIN;
+      break;
+    case c10d::ReduceOp::MAX:
+      what.op = RINGFOLD_MAX;
+      break;
     case c10d::ReduceOp::PREMUL_SUM: {
       const auto* more = static_cast<const c10d::NCCLPreMulSumSupplement*>(given.supplement_.get());
       TORCH_CHECK(more != nullptr, "ringfold: PREMUL_SUM has no factor");
       what.op = RINGFOLD_PREMUL_SUM;
-      what.factor = more->tensor_factor.defined() ? more->tensor_factor.item<double>()
-                                                  : more->double_factor;
+      what.factor =
+          more->tensor_factor.defined() ? more->tensor_factor.item<double>() : more->double_factor;
       break;
     }
     default:
       TORCH_CHECK(false, "ringfold: bitwise reductions are offered for bool only");
   }
-  const bool sums = what.op == RINGFOLD_SUM || what.op == RINGFOLD_AVG ||
-                    what.op == RINGFOLD_PREMUL_SUM;
+  const bool sums =
+      what.op == RINGFOLD_SUM || what.op == RINGFOLD_AVG || what.op == RINGFOLD_PREMUL_SUM;
   TORCH_CHECK(sums || !at::isComplexType(type), "ringfold: complex numbers have SUM, AVG and ",
               "PREMUL_SUM, no order and no product");
   // Sums and products of 16 bits are the low half of those of 32.
@@ -106,8 +136,17 @@ inline Arithmetic arithmetic(const c10d::ReduceOp& given, at::ScalarType type) {
 // One operation of the C interface.
 struct Op {
   enum class Kind : uint8_t {
-    all_reduce, reduce, reduce_scatter, all_gather, gather, scatter, all_to_all, broadcast, send,
-    recv, barrier,
+    all_reduce,
+    reduce,
+    reduce_scatter,
+    all_gather,
+    gather,
+    scatter,
+    all_to_all,
+    broadcast,
+    send,
+    recv,
+    barrier,
   };
   Kind kind;
   const void* send = nullptr;
@@ -125,7 +164,8 @@ struct Op {
       case Kind::reduce:
         return ringfold_reduce_async(comm, send, recv, count, type, op, factor, peer, stream, work);
       case Kind::reduce_scatter:
-        return ringfold_reduce_scatter_async(comm, send, recv, count, type, op, factor, stream, work);
+        return ringfold_reduce_scatter_async(comm, send, recv, count, type, op, factor, stream,
+                                             work);
       case Kind::all_gather:
         return ringfold_all_gather_async(comm, send, recv, count, type, stream, work);
       case Kind::gather:
@@ -247,10 +287,10 @@ class Call {
   }
   void check(const at::Tensor& tensor) const {
     TORCH_CHECK(tensor.layout() == at::kStrided, "ringfold: sparse tensors are not offered");
-    TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), "ringfold: tensors are on the CPU or CUDA, not ",
-                tensor.device());
-    TORCH_CHECK(held_.empty() || tensor.device() == device(), "ringfold: tensors of one call are on ",
-                device(), " and ", tensor.device());
+    TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(),
+                "ringfold: tensors are on the CPU or CUDA, not ", tensor.device());
+    TORCH_CHECK(held_.empty() || tensor.device() == device(),
+                "ringfold: tensors of one call are on ", device(), " and ", tensor.device());
   }
   static void check_written(const at::Tensor& tensor) {
     TORCH_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,

@@ -68,9 +68,9 @@ class Completers {
   size_t idle_ = 0;  // including those that are about to take a task
 };
 
-// A thread that helps operations along which nobody waits for in the library, only for their future:
-// the library's own thread sleeps between their steps. One after the other, as they are called; ends
-// are told by ringfold_work_then, so one that never ends holds nothing up.
+// A thread that helps operations along which nobody waits for in the library, only for their
+// future: the library's own thread sleeps between their steps. One after the other, as they are
+// called; ends are told by ringfold_work_then, so one that never ends holds nothing up.
 class Helper {
  public:
   static Helper& one() {

@@ -19,7 +19,7 @@ from .. import _core  # noqa: F401  (loads the library)
 
 _HERE = Path(__file__).parent
 _PACKAGE = _HERE.parent
-_SOURCES = ["backend.cpp", "call.h", "work.h"]
+_SOURCES = ["backend.cpp", "call.h", "meet.h", "work.h"]
 _NAME = "_ringfold_torch"
 
 
