@@ -416,6 +416,36 @@ static void splits(ringfold_comm_t comm, int rank) {
   }
 }
 
+static void keep_status(void* context, ringfold_status status, const char* why) {
+  ringfold_status* const kept = context;
+  *kept = why[0] == '\0' ? status : RINGFOLD_INTERNAL;
+}
+
+static void calls_back(ringfold_comm_t comm) {
+  ringfold_work_t work = NULL;
+  ringfold_status ended = RINGFOLD_INTERNAL;
+  INVALID(ringfold_work_then(NULL, keep_status, &ended), "null");
+  OK(ringfold_barrier_async(comm, &work));
+  INVALID(ringfold_work_then(work, NULL, &ended), "call is null");
+  OK(ringfold_work_wait(work, 30));
+  OK(ringfold_work_then(work, keep_status, &ended)); /* has ended: here and now */
+  CHECK(ended == RINGFOLD_OK);
+  OK(ringfold_work_free(work));
+}
+
+static void shrinks(ringfold_comm_t comm, int rank) {
+  ringfold_comm_t smaller = NULL;
+  int value = -1;
+  const int other = 1 - rank;
+  INVALID(ringfold_shrink(comm, NULL, 1, &smaller), "exclude is null");
+  INVALID(ringfold_shrink(comm, &other, 1, NULL), "out is null");
+  INVALID(ringfold_shrink(comm, &rank, 1, &smaller), "excludes itself");
+  OK(ringfold_shrink(comm, &other, 1, &smaller));
+  OK(ringfold_size(smaller, &value));
+  CHECK(value == 1);
+  OK(ringfold_destroy(smaller));
+}
+
 /* Rank 1 waits for a message that never comes; rank 0 aborts. */
 static void aborts(ringfold_comm_t comm, int rank) {
   ringfold_work_t work = NULL;
@@ -454,6 +484,8 @@ static void two_ranks(ringfold_unique_id id, int rank) {
   reports(comm);
   gradients(comm, rank);
   splits(comm, rank);
+  calls_back(comm);
+  shrinks(comm, rank);
   aborts(comm, rank);
   OK(ringfold_destroy(comm));
 }

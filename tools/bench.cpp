@@ -8,7 +8,6 @@
 #include <fstream>
 #include <memory>
 #include <set>
-#include <thread>
 
 #include "ringfold/model.h"
 #include "ringfold_config.h"

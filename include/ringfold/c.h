@@ -187,6 +187,12 @@ RINGFOLD_API ringfold_status ringfold_size(ringfold_comm_t comm, int* size);
 RINGFOLD_API ringfold_status ringfold_split(ringfold_comm_t comm, int color, int key,
                                             ringfold_comm_t* out);
 
+/* The ranks that are not among the `count` numbers at `exclude` form a new communicator, in the
+ * same order. Only they call it, with the same numbers; `comm` may have failed. Blocks. The caller
+ * owns *out. RINGFOLD_MISMATCH: the ranks exclude different ones. */
+RINGFOLD_API ringfold_status ringfold_shrink(ringfold_comm_t comm, const int* exclude, size_t count,
+                                             ringfold_comm_t* out);
+
 /* Ends every pending and future operation of this communicator, on every rank, with
  * RINGFOLD_ABORTED and the text `why` (NULL: a default). Returns at once, and may be called at any
  * time. */
@@ -234,6 +240,15 @@ RINGFOLD_API ringfold_status ringfold_work_wait(ringfold_work_t work, double tim
 
 /* *done = 1 if the operation has ended, well or not, else 0. Does not block. */
 RINGFOLD_API ringfold_status ringfold_work_done(ringfold_work_t work, int* done);
+
+/* Calls `call` with `context`, how the operation ended and the text of that ("" if well), once: on
+ * the library's thread when the operation ends, or here and now if it has ended. `call` may start
+ * operations but must not wait; `why` is valid until it returns. Also called if the handle is freed
+ * before. */
+RINGFOLD_API ringfold_status ringfold_work_then(ringfold_work_t work,
+                                                void (*call)(void* context, ringfold_status status,
+                                                             const char* why),
+                                                void* context);
 
 /* Complete once the operation is done. */
 RINGFOLD_API ringfold_status ringfold_work_report(ringfold_work_t work, ringfold_report* report);

@@ -229,6 +229,19 @@ ringfold_status ringfold_grow(ringfold_comm_t comm, ringfold_unique_id id, int n
   }));
 }
 
+ringfold_status ringfold_shrink(ringfold_comm_t comm, const int* exclude, size_t count,
+                                ringfold_comm_t* out) {
+  if (out == nullptr) return answer(null_pointer("out"));
+  if (exclude == nullptr && count > 0) return answer(null_pointer("exclude"));
+  const Status may = may_block();
+  if (!may.ok()) return answer(may);
+  return answer(with(comm, [&](Communicator& found) {
+    Result<Communicator> smaller = found.shrink({exclude, count});
+    if (smaller.ok()) *out = communicators().add(*smaller);
+    return smaller.status();
+  }));
+}
+
 ringfold_status ringfold_abort(ringfold_comm_t comm, const char* why) {
   return answer(with(comm, [&](Communicator& found) {
     if (why != nullptr) {
@@ -278,6 +291,19 @@ ringfold_status ringfold_work_done(ringfold_work_t work, int* done) {
   const Result<Work> found = works().find(work);
   if (found.ok()) *done = found->done() ? 1 : 0;
   return answer(found.status());
+}
+
+ringfold_status ringfold_work_then(ringfold_work_t work,
+                                   void (*call)(void* context, ringfold_status status,
+                                                const char* why),
+                                   void* context) {
+  if (call == nullptr) return answer(null_pointer("call"));
+  Result<Work> found = works().find(work);
+  if (!found.ok()) return answer(found.status());
+  found->then([call, context](const Status& status) {
+    call(context, static_cast<ringfold_status>(status.code()), status.message().c_str());
+  });
+  return RINGFOLD_OK;
 }
 
 ringfold_status ringfold_work_report(ringfold_work_t work, ringfold_report* report) {
