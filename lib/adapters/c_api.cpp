@@ -143,6 +143,24 @@ const char* ringfold_last_error(void) {
   return last_error.c_str();
 }
 
+// ---- Memory ----
+
+ringfold_status ringfold_mem_alloc(void** memory, size_t bytes) {
+  if (memory == nullptr) return answer(null_pointer("memory"));
+  const Result<void*> made = allocate_memory(bytes);
+  *memory = made.ok() ? *made : nullptr;
+  return answer(made.status());
+}
+
+ringfold_status ringfold_mem_free(void* memory) {
+  return answer(free_memory(memory));
+}
+
+ringfold_status ringfold_register(ringfold_comm_t comm, const void* memory, size_t bytes) {
+  return answer(
+      with(comm, [&](Communicator& found) { return found.register_memory(memory, bytes); }));
+}
+
 // ---- Communicators ----
 
 ringfold_status ringfold_init(ringfold_comm_t* comm, const ringfold_options* options) {

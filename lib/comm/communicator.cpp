@@ -506,6 +506,10 @@ std::shared_ptr<Impl> Communicator::Impl::sub(uint32_t id, const std::vector<int
   return std::make_shared<Impl>(settled_, world_, id, std::move(peers), static_cast<int>(mine));
 }
 
+Status Communicator::register_memory(const void* memory, size_t bytes) {
+  return impl_ ? impl_->register_memory(memory, bytes) : no_communicator();
+}
+
 void Communicator::abort(const std::string& why) {
   if (impl_) impl_->abort(why);
 }

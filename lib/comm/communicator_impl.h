@@ -50,6 +50,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   Work message(bool sends, void* buffer, size_t count, DType type, int partner, Stream stream);
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
   [[nodiscard]] Result<Communicator> shrink(std::span<const int> exclude);
+  Status register_memory(const void* memory, size_t bytes);
   void abort(const std::string& why);
   void fail(const Status& status);
   [[nodiscard]] Status health() const;
@@ -77,6 +78,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
                                       size_t element_bytes, int root);
   [[nodiscard]] Description region_description(const Call& call) const;
   [[nodiscard]] Work::Brief brief_of(const Call& call) const;
+  [[nodiscard]] Work::Brief brief_of(const Call& call, Nanoseconds begun, bool direct) const;
   std::shared_ptr<Work::State> region_state(const Description& what);
   std::unique_ptr<UserOperation> region_operation(const Call& call, const Description& what,
                                                   const std::shared_ptr<Work::State>& state);

@@ -118,6 +118,8 @@ class Operation {
   Nanoseconds deadline{};  // on the engine's clock
   Nanoseconds patience{};  // not 0: the deadline is that long after its memory is ready
 
+  bool direct = false;  // set by a companion: it used the buffers where they lie
+
   // Set by the engine.
   bool ready = false;     // its compute said so
   Nanoseconds starved{};  // since when it is seen waiting for a peer that has left; 0: it is not

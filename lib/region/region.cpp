@@ -1,63 +1,24 @@
 #include "lib/region/region.h"
 
 #include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <climits>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "kernels/reduce.h"
-#include "lib/base/cores.h"
+#include "lib/region/waiting.h"
 
 namespace ringfold::region {
 namespace {
 
-// A wait longer than this is no ordinary one: the engine then looks after failures.
-constexpr Nanoseconds kOrdinary = std::chrono::milliseconds(2);
-// A sleeper looks around so often.
-constexpr Nanoseconds kLookAround = std::chrono::milliseconds(50);
 // Phases that the engine's thread works through before it looks at something else.
 constexpr int kPhasesATurn = 16;
 
-// Phases count on for ever and wrap round.
-bool at_or_after(uint32_t phase, uint32_t other) {
-  return static_cast<int32_t>(phase - other) >= 0;
-}
-
-long futex(const std::atomic<uint32_t>& word, int operation, uint32_t value,
-           const timespec* timeout) {
-  return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), operation, value, timeout,
-                 nullptr, 0);
-}
-
 }  // namespace
 
-// The turn, if it was free.
-class Region::Turn {
- public:
-  explicit Turn(std::atomic<bool>& taken)
-      : taken_(taken),
-        mine_(!taken.load(std::memory_order_relaxed) &&
-              !taken.exchange(true, std::memory_order_acquire)) {}
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-  ~Turn() {
-    if (mine_) taken_.store(false, std::memory_order_release);
-  }
-  explicit operator bool() const { return mine_; }
-
- private:
-  std::atomic<bool>& taken_;
-  const bool mine_;
-};
-
 Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience patience,
-               bool crowded, std::function<void(int)> ring)
+               bool crowded, std::unique_ptr<Neighbours> neighbours)
     : segment_(std::move(segment)),
       channel_(channel.id),
       rank_(channel.rank),
@@ -66,7 +27,7 @@ Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience
       engine_(engine),
       patience_(patience),
       room_{segment_.pool_bytes(), crowded},
-      ring_(std::move(ring)),
+      neighbours_(std::move(neighbours)),
       ring_a_(0, segment_.pool_bytes() / 4 * 3),
       ring_b_(segment_.pool_bytes() / 4 * 3, segment_.pool_bytes() / 4) {}
 
@@ -74,32 +35,9 @@ Region::~Region() = default;
 
 // ---- flags ------------------------------------------------------------------------------------
 
-inline bool Region::reached(int rank, uint32_t phase) const {
-  return at_or_after(segment_.flag(rank, phase).phase.load(std::memory_order_acquire), phase);
-}
-
 inline bool Region::came(int rank, uint32_t phase, Wait wait) {
   if (reached(rank, phase) || (wait == Wait::ordinary && wait_for(rank, phase))) return true;
   await(rank, phase);
-  return false;
-}
-
-// Spins, offers the core to others, then sleeps; but not for ever, since nothing else goes on here
-// while we have the turn.
-bool Region::wait_for(int rank, uint32_t phase) {
-  for (int i = 0; i < patience_.spins; ++i) {
-    relax();
-    if (reached(rank, phase)) return true;
-  }
-  for (int i = 0; i < patience_.yields; ++i) {
-    sched_yield();
-    if (reached(rank, phase)) return true;
-  }
-  const Nanoseconds give_up = engine_.clock().now() + kOrdinary;
-  do {
-    sleep(rank, phase, kOrdinary);
-    if (reached(rank, phase)) return true;
-  } while (!failed() && engine_.clock().now() < give_up);
   return false;
 }
 
@@ -140,7 +78,7 @@ void Region::show(uint32_t phase, uint32_t fingerprint) {
   if (desk.sleepers.load() != 0) futex(flag.phase, FUTEX_WAKE, INT_MAX, nullptr);
   if (desk.bells.load() == 0) return;
   uint64_t bells = segment_.desk(rank_).bells.exchange(0);
-  for (; bells != 0; bells &= bells - 1) ring_(__builtin_ctzll(bells));
+  for (; bells != 0; bells &= bells - 1) neighbours_->ring(__builtin_ctzll(bells));
 }
 
 // Those who are in this phase already must be in the same operation, wanted by ours or not.
@@ -174,9 +112,9 @@ Region::Running& Region::start(const Description& what, const Shape& shape,
   const uint32_t fingerprint = what.fingerprint();
   remember(seq, what, fingerprint);
   Running& r = running_.emplace(
-      Running{nullptr, what.schedule, size_of(what.type), seq, fingerprint,
+      Running{nullptr, what, memory, seq, fingerprint,
               Moves(segment_, ring_a_, ring_b_, what, memory, rank_, shape, choice_), next_phase_});
-  next_phase_ += static_cast<uint32_t>(r.moves.phases());
+  if (Direct::suits(what.schedule, shape, room_)) make_offer(r);
   return r;
 }
 
@@ -194,12 +132,14 @@ void Region::start_next() {
   r.operation = std::move(next);
 }
 
-// Goes on with the running operation as far as the others have come; true when it is over.
-bool Region::advance_running(Wait wait) {
+// Takes the running operation a step further, if the others have come far enough.
+Region::Progress Region::advance_running(Wait wait) {
   Running& r = *running_;
+  if (r.way == Way::direct) return advance_direct(wait);
   const uint32_t fingerprint = r.fingerprint;
   const uint32_t last = r.base + static_cast<uint32_t>(r.step) - 1;
   const bool over = r.step == r.moves.phases();
+  const bool undecided = r.way != Way::plain;
   if (!over) {
     const uint32_t phase = last + 1;
     if (!r.reserved) {
@@ -207,19 +147,41 @@ bool Region::advance_running(Wait wait) {
       r.reserved = true;
     }
     if (!r.copied) {
-      if (!all_reached(r.free_at, wait)) return false;
-      r.moves.copy_in(r.step, segment_.flag(rank_, phase));
+      if (!all_reached(r.free_at, wait)) return Progress::waits;
+      Flag& flag = segment_.flag(rank_, phase);
+      if (undecided && r.step == 0) std::memcpy(flag.payload, &r.mine.offer, sizeof(Offer));
+      if (r.way != Way::offered) r.moves.copy_in(r.step, flag);
       r.copied = true;
     }
   }
-  if (!shown(r.moves.needs(r.step), r.what.root, last, fingerprint, wait)) return false;
+  if (!shown(r.moves.needs(r.step), r.what.schedule.root, last, fingerprint, wait))
+    return Progress::waits;
+  if (undecided && r.step == 1 && decide(r)) return Progress::moved;
   r.moves.consume(r.step, r.base);
-  if (over) return true;
+  if (over) return Progress::over;
   show(last + 1, fingerprint);
   if (r.step == 0) greet(last + 1, fingerprint);
   ++r.step;
   r.reserved = r.copied = false;
-  return false;
+  return Progress::moved;
+}
+
+// What is over, or has failed.
+void Region::end_running(const Status& status) {
+  Running& r = *running_;
+  next_phase_ = r.base + static_cast<uint32_t>(r.step);
+  if (status.ok()) {
+    const bool direct = r.way == Way::direct;
+    bytes_.fetch_add(direct ? Direct::bytes_written(r.what.schedule, rank_, size_of(r.what.type))
+                            : region::bytes_written(r.what.schedule, r.moves.shape(), rank_,
+                                                    size_of(r.what.type)),
+                     std::memory_order_relaxed);
+    if (r.operation) r.operation->direct = direct;
+  } else {
+    withdraw(r);
+  }
+  if (r.operation) finished_.push_back({std::move(r.operation), status});
+  running_.reset();
 }
 
 // Works until nothing moves, or for a while. True if anything moved.
@@ -232,8 +194,7 @@ bool Region::advance(Wait wait) {
         const std::lock_guard lock(failure_lock_);
         why = failure_;
       }
-      if (running_) finished_.push_back({std::move(running_->operation), why});
-      running_.reset();
+      if (running_) end_running(why);
       const std::lock_guard lock(queue_lock_);
       for (auto& operation : queue_) finished_.push_back({std::move(operation), why});
       queue_.clear();
@@ -242,23 +203,12 @@ bool Region::advance(Wait wait) {
     if (contradicted_) return moved;  // nothing is over any more until the failure is here
     if (!running_) start_next();
     if (!running_) return moved;
-    const int before = running_->step;
-    if (advance_running(wait)) {
-      account();
-      finished_.push_back({std::move(running_->operation), Status()});
-      running_.reset();
-    } else if (running_->step == before) {
-      return moved;
-    }
+    const Progress progress = advance_running(wait);
+    if (progress == Progress::waits) return moved;
+    if (progress == Progress::over) end_running(Status());
     moved = true;
   }
   return moved;
-}
-
-void Region::account() {
-  bytes_.fetch_add(region::bytes_written(running_->what, running_->moves.shape(), rank_,
-                                         running_->element_bytes),
-                   std::memory_order_relaxed);
 }
 
 // Takes the turn and works. What is over is completed outside of it.
@@ -318,13 +268,12 @@ Region::Quick Region::run(const Description& what, const Shape& shape,
   if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
   start(what, shape, memory);
   while (!contradicted_ && !failed()) {
-    const int before = running_->step;
-    if (advance_running(Wait::ordinary)) {
-      account();
-      running_.reset();
-      return Quick::done;
-    }
-    if (running_->step == before) break;
+    const Progress progress = advance_running(Wait::ordinary);
+    if (progress == Progress::waits) break;
+    if (progress == Progress::moved) continue;
+    const bool direct = running_->way == Way::direct;
+    end_running(Status());
+    return direct ? Quick::done_directly : Quick::done;
   }
   running_->operation = make();
   running_->operation->id.seq = running_->seq;
@@ -380,134 +329,12 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
   Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_,
               shape_of(what.schedule, element, room_), choice_);
   moves.reserve(0, phase, phase);
-  running_.emplace(
-      Running{make(), what.schedule, element, seq, fingerprint, std::move(moves), phase, 1});
+  running_.emplace(Running{make(), what, memory, seq, fingerprint, std::move(moves), phase, 1});
   running_->operation->id.seq = seq;
   engine_.adopt();
   pending_.fetch_add(1);
   if (!waited_for) look_after();
   return Quick::started;
-}
-
-// ---- waiting ----------------------------------------------------------------------------------
-
-// Wakes the engine's thread to do what nobody here will do.
-void Region::look_after() {
-  if (pending()) engine_.nudge();
-}
-
-bool Region::wait(const std::atomic<bool>& done, Nanoseconds until) {
-  const std::unique_lock attendant(attendant_, std::try_to_lock);
-  if (!attendant.owns_lock()) return false;
-  attended_.fetch_add(1);
-  const Nanoseconds begun = engine_.clock().now();
-  for (;;) {
-    const bool moved = work(Wait::ordinary, false);
-    if (done.load(std::memory_order_acquire)) break;
-    if (moved) continue;
-    const Nanoseconds now = engine_.clock().now();
-    if (now >= until) break;
-    const bool long_ago = now - begun >= kOrdinary;
-    if (long_ago) look_after();
-    const Awaited next = awaited();
-    sleep(next.rank, next.phase, std::min(long_ago ? kLookAround : kOrdinary, until - now));
-  }
-  attended_.fetch_sub(1);
-  look_after();
-  return true;
-}
-
-void Region::sleep(int rank, uint32_t phase, Nanoseconds most) {
-  if (contradicted_) {  // the flag is there, but not what it ought to say: the failure will come
-    std::this_thread::sleep_for(std::min<Nanoseconds>(most, std::chrono::milliseconds(1)));
-    return;
-  }
-  std::atomic<uint32_t>& word = segment_.flag(rank, phase).phase;
-  std::atomic<uint32_t>& sleepers = segment_.desk(rank).sleepers;
-  sleepers.fetch_add(1);
-  const uint32_t seen = word.load();
-  if (!at_or_after(seen, phase) && !failed()) {
-    const timespec timeout{static_cast<time_t>(most.count() / 1'000'000'000),
-                           static_cast<long>(most.count() % 1'000'000'000)};
-    futex(word, FUTEX_WAIT, seen, &timeout);
-  }
-  sleepers.fetch_sub(1);
-}
-
-// ---- in the engine's turn ---------------------------------------------------------------------
-
-bool Region::progress() {
-  if (!pending()) return false;
-  // A thread that waits here does it itself, unless it must be told of a failure.
-  if (attended_.load() != 0 && !failed()) return false;
-  return work(Wait::no, true);
-}
-
-Nanoseconds Region::check_deadline(Nanoseconds now) {
-  if (!pending() || failed()) return Nanoseconds::max();
-  std::string text;
-  {
-    const Turn turn(turn_);
-    if (!turn) return now + kOrdinary;
-    if (!running_) return Nanoseconds::max();
-    if (now < running_->operation->deadline) return running_->operation->deadline;
-    std::string missing;
-    const Awaited next = awaited();
-    for (int r = 0; r < size_; ++r)
-      if (r != rank_ && !reached(r, next.phase))
-        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    text = running_->operation->text() + ": not done at its deadline; waiting in step " +
-           std::to_string(running_->step) + " of " + std::to_string(running_->moves.phases()) +
-           " for rank " + missing;
-  }
-  engine_.fail(channel_, Status(Code::timeout, text), true);
-  return Nanoseconds::max();
-}
-
-bool Region::arm() {
-  if (!pending() || attended_.load() != 0 || contradicted_) return true;
-  const Awaited next = awaited();
-  segment_.desk(next.rank).bells.fetch_or(uint64_t{1} << rank_);
-  const Turn turn(turn_);
-  return turn && running_ &&
-         !at_or_after(segment_.flag(next.rank, next.phase).phase.load(), next.phase);
-}
-
-void Region::fail(const Status& why) {
-  {
-    const std::lock_guard lock(failure_lock_);
-    if (!failure_.ok()) return;
-    failure_ = why;
-  }
-  failed_.store(true);
-  const Awaited next = awaited();
-  futex(segment_.flag(next.rank, next.phase).phase, FUTEX_WAKE, INT_MAX, nullptr);
-  engine_.nudge();
-}
-
-std::string Region::recall(uint32_t seq) {
-  for (;;) {
-    const Turn turn(turn_);
-    if (!turn) {
-      sched_yield();
-      continue;
-    }
-    const std::string who = "rank " + std::to_string(rank_);
-    for (size_t back = 0; back < history_.size() && seq < next_seq_; ++back) {
-      const Channel::Past& past = history_[(latest_ + history_.size() - back) % history_.size()];
-      if (past.seq != ~0u && past.seq <= seq)
-        return who + " called " + past.what.text() + " as operation " + std::to_string(seq);
-    }
-    return who + " has not called operation " + std::to_string(seq);
-  }
-}
-
-bool Region::waits_for(int rank) {
-  const Turn turn(turn_);
-  if (!turn || !running_) return false;
-  const Awaited next = awaited();
-  return !at_or_after(segment_.flag(next.rank, next.phase).phase.load(), next.phase) &&
-         !reached(rank, next.phase);
 }
 
 }  // namespace ringfold::region

@@ -26,7 +26,6 @@
 #include <array>
 #include <atomic>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,6 +33,7 @@
 #include <vector>
 
 #include "lib/engine/engine.h"
+#include "lib/region/direct.h"
 #include "lib/region/moves.h"
 #include "lib/region/segment.h"
 
@@ -47,18 +47,18 @@ struct Patience {
 
 class Region final : public Companion {
  public:
-  // `channel` gives id, rank and peers and outlives the region's operations. `ring`: wakes the
-  // engine of a rank that went to sleep through arm().
+  // `channel` gives id, rank and peers and outlives the region's operations.
   Region(Segment segment, const Channel& channel, Engine& engine, Patience patience, bool crowded,
-         std::function<void(int rank)> ring);
+         std::unique_ptr<Neighbours> neighbours);
   ~Region() override;
 
   // Hands an operation over and starts it if it is its turn. `waited_for`: the caller is about to
   // wait for it, so nobody else need be woken to look after it.
   void submit(std::unique_ptr<Operation> operation, bool waited_for);
   // The same without an operation, if it can be over before the call returns. `none`: this is not
-  // the moment, submit() it. `started`: it takes longer; `make` was called for its operation.
-  enum class Quick : uint8_t { none, done, started };
+  // the moment, submit() it. `done_directly`: and nothing was copied (direct.h). `started`: it
+  // takes longer; `make` was called for its operation.
+  enum class Quick : uint8_t { none, done, done_directly, started };
   // Makes the operation of a call that takes longer. A reference: it allocates nothing.
   class Make {
    public:
@@ -98,18 +98,25 @@ class Region final : public Companion {
   [[nodiscard]] const Room& room() const { return room_; }
 
  private:
+  // How an operation goes: through the pools, or directly (direct.h). Open until the others' offers
+  // are there: this rank has none, or one.
+  enum class Way : uint8_t { plain, open, offered, direct };
   // The operation under way.
   struct Running {
     std::unique_ptr<Operation> operation;  // null inside run()
-    Schedule what;
-    size_t element_bytes;
+    Description what;
+    Operation::Memory memory;
     uint32_t seq, fingerprint;
     Moves moves;
     uint32_t base;  // its first phase
     int step = 0;   // phases shown
     bool reserved = false, copied = false;
     uint32_t free_at = 0;
+    Way way = Way::plain;
+    Offered mine = {};    // not with Way::plain
+    bool inside = false;  // Desk::inside is set
   };
+  enum class Progress : uint8_t { waits, moved, over };
   struct Finished {
     std::unique_ptr<Operation> operation;
     Status status;
@@ -134,8 +141,14 @@ class Region final : public Companion {
   Running& start(const Description& what, const Shape& shape, const Operation::Memory& memory);
   void start_next();
   bool advance(Wait wait);
-  bool advance_running(Wait wait);
-  void account();
+  Progress advance_running(Wait wait);
+  void end_running(const Status& status);
+  void make_offer(Running& running);
+  bool decide(Running& running);
+  Progress advance_direct(Wait wait);
+  bool enter(uint32_t phase);
+  [[nodiscard]] bool somebody_inside() const;
+  void withdraw(Running& running);
   bool work(Wait wait, bool in_turn);
   void fold_payloads(uint32_t phase, const Description& what, void* out) const;
   void describe_small(size_t count, DType type, Op op);
@@ -152,7 +165,7 @@ class Region final : public Companion {
   Engine& engine_;
   const Patience patience_;
   const Room room_;
-  const std::function<void(int)> ring_;
+  const std::unique_ptr<Neighbours> neighbours_;
 
   std::mutex queue_lock_;  // guards queue_
   std::deque<std::unique_ptr<Operation>> queue_;
@@ -171,6 +184,11 @@ class Region final : public Companion {
   Ring ring_a_, ring_b_;
   WriteChoice choice_;
   std::optional<Running> running_;
+  Direct direct_;  // of running_, where it goes that way
+  std::vector<Offer> offers_;
+  // Operations for which no offer shall be made, and how many there were the last time. The same
+  // on all ranks, or their offers would never meet.
+  int reluctance_ = 0, longest_reluctance_ = 0;
   std::vector<Finished> finished_;
   uint32_t next_phase_ = 1;
   uint32_t all_at_ = 0;  // all others are known to have reached this phase
