@@ -265,7 +265,7 @@ ringfold_status ringfold_transport(ringfold_comm_t comm, char* name, size_t byte
 // ---- Work ----
 
 ringfold_status ringfold_work_wait(ringfold_work_t work, double timeout) {
-  Result<Work> found = works().find(work);
+  const Works::Use found(works(), work);
   if (!found.ok()) return answer(found.status());
   if (std::isnan(timeout)) {
     return answer(invalid("timeout is not a number, accepted are seconds, or negative for none"));
@@ -279,14 +279,14 @@ ringfold_status ringfold_work_wait(ringfold_work_t work, double timeout) {
 
 ringfold_status ringfold_work_done(ringfold_work_t work, int* done) {
   if (done == nullptr) return answer(null_pointer("done"));
-  const Result<Work> found = works().find(work);
+  const Works::Use found(works(), work);
   if (found.ok()) *done = found->done() ? 1 : 0;
   return answer(found.status());
 }
 
 ringfold_status ringfold_work_report(ringfold_work_t work, ringfold_report* report) {
   if (report == nullptr) return answer(null_pointer("report"));
-  const Result<Work> found = works().find(work);
+  const Works::Use found(works(), work);
   if (!found.ok()) return answer(found.status());
   const Report from = found->report();
   ringfold_report to{};
