@@ -7,6 +7,12 @@
 #include "lib/comm/communicator_impl.h"
 
 namespace ringfold {
+namespace {
+
+// An operation of fewer bytes that is over before its call returns is not timed.
+constexpr size_t kTimed = 64 << 10;
+
+}  // namespace
 
 // Everybody makes the same decisions from what was told at start-up; then rank 0 makes the memory
 // and hands it on, and there is a region only if every rank has mapped it. A failure meanwhile, be
@@ -63,7 +69,8 @@ std::shared_ptr<Work::State> Communicator::Impl::region_state(const Description&
 
 Work::Brief Communicator::Impl::brief_of(const Call& call, Nanoseconds begun, bool direct) const {
   Work::Brief brief = brief_of(call);
-  brief.seconds = std::chrono::duration<float>(steady_clock().now() - begun).count();
+  if (begun != Nanoseconds::min())
+    brief.seconds = std::chrono::duration<float>(steady_clock().now() - begun).count();
   brief.direct = direct;
   return brief;
 }
@@ -114,10 +121,11 @@ Work Communicator::Impl::in_region(const Call& call) {
   };
   const auto make = [&] { return std::unique_ptr<Operation>(make_own()); };
   if (!group_open() && call.count <= std::numeric_limits<uint32_t>::max() && take_waits_at_once()) {
-    const Nanoseconds begun = steady_clock().now();
-    const auto shape = region::shape_of(what.schedule, size_of(call.type), region_->room());
+    // Looking at the clock would be a good part of it.
+    const bool timed = call.count * size_of(call.type) >= kTimed;
+    const Nanoseconds begun = timed ? steady_clock().now() : Nanoseconds::min();
     const Operation::Memory memory{call.send, call.recv, call.reduction};
-    switch (region_->run(what, shape, memory, make)) {
+    switch (region_->run(what, memory, make)) {
       case region::Region::Quick::none:
         will_wait_at_once();
         break;

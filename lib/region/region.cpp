@@ -106,15 +106,29 @@ void Region::remember(uint32_t seq, const Description& what, uint32_t fingerprin
   history_[latest_] = {seq, what};
 }
 
-Region::Running& Region::start(const Description& what, const Shape& shape,
-                               const Operation::Memory& memory) {
+void Region::make_plan(const Description& what) {
+  const Schedule& known = plan_.what.schedule;
+  const Schedule& asked = what.schedule;
+  if (plan_.fingerprint != 0 && known.collective == asked.collective &&
+      known.count == asked.count && known.root == asked.root && plan_.what.type == what.type &&
+      plan_.what.op == what.op)
+    return;
+  plan_.what = what;
+  plan_.fingerprint = what.fingerprint();
+  const size_t element = size_of(what.type);
+  plan_.shape = shape_of(asked, element, room_);
+  plan_.may_be_direct = Direct::suits(asked, plan_.shape, room_);
+  plan_.bytes_written = region::bytes_written(asked, plan_.shape, rank_, element);
+}
+
+Region::Running& Region::start(const Description& what, const Operation::Memory& memory) {
+  make_plan(what);
   const uint32_t seq = next_seq_++;
-  const uint32_t fingerprint = what.fingerprint();
-  remember(seq, what, fingerprint);
-  Running& r = running_.emplace(
-      Running{nullptr, what, memory, seq, fingerprint,
-              Moves(segment_, ring_a_, ring_b_, what, memory, rank_, shape, choice_), next_phase_});
-  if (Direct::suits(what.schedule, shape, room_)) make_offer(r);
+  remember(seq, what, plan_.fingerprint);
+  Running& r = running_.emplace(Running{
+      nullptr, memory, seq,
+      Moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_), next_phase_});
+  if (plan_.may_be_direct) make_offer(r);
   return r;
 }
 
@@ -126,8 +140,7 @@ void Region::start_next() {
     next = std::move(queue_.front());
     queue_.pop_front();
   }
-  const Shape shape = shape_of(next->what.schedule, size_of(next->what.type), room_);
-  Running& r = start(next->what, shape, next->memory);
+  Running& r = start(next->what, next->memory);
   next->id.seq = r.seq;
   r.operation = std::move(next);
 }
@@ -136,7 +149,7 @@ void Region::start_next() {
 Region::Progress Region::advance_running(Wait wait) {
   Running& r = *running_;
   if (r.way == Way::direct) return advance_direct(wait);
-  const uint32_t fingerprint = r.fingerprint;
+  const uint32_t fingerprint = plan_.fingerprint;
   const uint32_t last = r.base + static_cast<uint32_t>(r.step) - 1;
   const bool over = r.step == r.moves.phases();
   const bool undecided = r.way != Way::plain;
@@ -154,7 +167,7 @@ Region::Progress Region::advance_running(Wait wait) {
       r.copied = true;
     }
   }
-  if (!shown(r.moves.needs(r.step), r.what.schedule.root, last, fingerprint, wait))
+  if (!shown(r.moves.needs(r.step), plan_.what.schedule.root, last, fingerprint, wait))
     return Progress::waits;
   if (undecided && r.step == 1 && decide(r)) return Progress::moved;
   r.moves.consume(r.step, r.base);
@@ -172,9 +185,9 @@ void Region::end_running(const Status& status) {
   next_phase_ = r.base + static_cast<uint32_t>(r.step);
   if (status.ok()) {
     const bool direct = r.way == Way::direct;
-    bytes_.fetch_add(direct ? Direct::bytes_written(r.what.schedule, rank_, size_of(r.what.type))
-                            : region::bytes_written(r.what.schedule, r.moves.shape(), rank_,
-                                                    size_of(r.what.type)),
+    const Description& what = plan_.what;
+    bytes_.fetch_add(direct ? Direct::bytes_written(what.schedule, rank_, size_of(what.type))
+                            : plan_.bytes_written,
                      std::memory_order_relaxed);
     if (r.operation) r.operation->direct = direct;
   } else {
@@ -262,11 +275,11 @@ void Region::fold_payloads(uint32_t phase, const Description& what, void* out) c
 }
 
 // Everything between the call and the result happens here, in the caller's thread.
-Region::Quick Region::run(const Description& what, const Shape& shape,
-                          const Operation::Memory& memory, const Make& make) {
+Region::Quick Region::run(const Description& what, const Operation::Memory& memory,
+                          const Make& make) {
   const Turn turn(turn_);
   if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
-  start(what, shape, memory);
+  start(what, memory);
   while (!contradicted_ && !failed()) {
     const Progress progress = advance_running(Wait::ordinary);
     if (progress == Progress::waits) break;
@@ -326,10 +339,10 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
                  std::memory_order_relaxed);
     return Quick::done;
   }
-  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_,
-              shape_of(what.schedule, element, room_), choice_);
+  make_plan(what);
+  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_);
   moves.reserve(0, phase, phase);
-  running_.emplace(Running{make(), what, memory, seq, fingerprint, std::move(moves), phase, 1});
+  running_.emplace(Running{make(), memory, seq, std::move(moves), phase, 1});
   running_->operation->id.seq = seq;
   engine_.adopt();
   pending_.fetch_add(1);

@@ -71,8 +71,7 @@ class Region final : public Companion {
     const void* object_;
     std::unique_ptr<Operation> (*call_)(const void*);
   };
-  Quick run(const Description& what, const Shape& shape, const Operation::Memory& memory,
-            const Make& make);
+  Quick run(const Description& what, const Operation::Memory& memory, const Make& make);
   // For an all_reduce of at most kInline bytes.
   Quick run_small(size_t count, DType type, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
@@ -101,12 +100,19 @@ class Region final : public Companion {
   // How an operation goes: through the pools, or directly (direct.h). Open until the others' offers
   // are there: this rank has none, or one.
   enum class Way : uint8_t { plain, open, offered, direct };
-  // The operation under way.
+  // What follows from a description alone: kept, since the next call is mostly a like one.
+  struct Plan {
+    Description what;
+    uint32_t fingerprint = 0;  // 0: no plan yet
+    Shape shape;
+    bool may_be_direct = false;
+    uint64_t bytes_written = 0;
+  };
+  // The operation under way, by plan_.
   struct Running {
     std::unique_ptr<Operation> operation;  // null inside run()
-    Description what;
     Operation::Memory memory;
-    uint32_t seq, fingerprint;
+    uint32_t seq;
     Moves moves;
     uint32_t base;  // its first phase
     int step = 0;   // phases shown
@@ -138,7 +144,8 @@ class Region final : public Companion {
   bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
   void show(uint32_t phase, uint32_t fingerprint);
   void greet(uint32_t phase, uint32_t fingerprint);
-  Running& start(const Description& what, const Shape& shape, const Operation::Memory& memory);
+  void make_plan(const Description& what);
+  Running& start(const Description& what, const Operation::Memory& memory);
   void start_next();
   bool advance(Wait wait);
   Progress advance_running(Wait wait);
@@ -183,6 +190,7 @@ class Region final : public Companion {
   std::atomic<bool> turn_{false};  // taken; guards what follows
   Ring ring_a_, ring_b_;
   WriteChoice choice_;
+  Plan plan_;
   std::optional<Running> running_;
   Direct direct_;  // of running_, where it goes that way
   std::vector<Offer> offers_;

@@ -24,17 +24,17 @@ void Region::make_offer(Running& r) {
     --reluctance_;
     return;
   }
-  r.mine = Direct::offer(r.what, r.memory, rank_, *neighbours_);
+  r.mine = Direct::offer(plan_.what, r.memory, rank_, *neighbours_);
   if (r.mine.offer.made != 0) r.way = Way::offered;
 }
 
 // All offers that matter are there. True if the operation goes on otherwise than it began.
 bool Region::decide(Running& r) {
-  const bool only_root = r.what.schedule.collective == Collective::broadcast;
+  const bool only_root = plan_.what.schedule.collective == Collective::broadcast;
   offers_.assign(static_cast<size_t>(size_), Offer());
   int made = 0;
   for (int rank = 0; rank < size_; ++rank) {
-    if (only_root && rank != r.what.schedule.root) continue;
+    if (only_root && rank != plan_.what.schedule.root) continue;
     Offer& offer = offers_[static_cast<size_t>(rank)];
     std::memcpy(&offer, segment_.flag(rank, r.base).payload, sizeof(Offer));
     made += offer.made != 0 ? 1 : 0;
@@ -42,7 +42,7 @@ bool Region::decide(Running& r) {
   if (made == (only_root ? 1 : size_)) {
     r.way = Way::direct;
     reluctance_ = longest_reluctance_ = 0;
-    const Status status = direct_.begin(r.what, r.memory, rank_, offers_, *neighbours_);
+    const Status status = direct_.begin(plan_.what, r.memory, rank_, offers_, *neighbours_);
     if (!status.ok()) {
       contradicted_ = true;
       engine_.fail(channel_, status, true);
@@ -62,10 +62,10 @@ bool Region::decide(Running& r) {
 
 Region::Progress Region::advance_direct(Wait wait) {
   Running& r = *running_;
-  const Schedule& what = r.what.schedule;
+  const Schedule& what = plan_.what.schedule;
   const uint32_t phase = r.base + 1;
   if (r.step == Direct::kPhases)
-    return shown(Direct::needs(what, rank_, r.step), what.root, phase, r.fingerprint, wait)
+    return shown(Direct::needs(what, rank_, r.step), what.root, phase, plan_.fingerprint, wait)
                ? Progress::over
                : Progress::waits;
   if (!all_reached(phase - kDepth + 1, wait)) return Progress::waits;
@@ -74,7 +74,7 @@ Region::Progress Region::advance_direct(Wait wait) {
   if (r.inside) segment_.desk(rank_).inside.store(0, std::memory_order_release);
   r.inside = false;
   direct_.end();
-  show(phase, r.fingerprint);
+  show(phase, plan_.fingerprint);
   ++r.step;
   return Progress::moved;
 }
@@ -112,7 +112,7 @@ void Region::withdraw(Running& r) {
       continue;
     }
     const Status parted = r.mine.recv->part_from_others(
-        static_cast<std::byte*>(r.memory.recv), r.what.schedule.count * size_of(r.what.type));
+        static_cast<std::byte*>(r.memory.recv), plan_.what.schedule.count * size_of(plan_.what.type));
     log_line(LogLevel::warn,
              parted.ok()
                  ? "a rank stays in the middle of a failed operation: its buffer is no "
