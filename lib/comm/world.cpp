@@ -103,6 +103,21 @@ const std::string* address_of(const Member& member, std::string_view transport) 
   return nullptr;
 }
 
+// Whether every two of them have a way in common. The same on all ranks.
+bool all_connected(const std::vector<Member>& members) {
+  const auto both = [](const Member& a, const Member& b, std::string_view transport) {
+    return address_of(a, transport) != nullptr && address_of(b, transport) != nullptr;
+  };
+  for (const Member& a : members)
+    for (const Member& b : members) {
+      if (a.rank >= b.rank || both(a, b, "ucx")) continue;
+      const bool same_process = both(a, b, "loopback") &&
+                                *address_of(a, "loopback") == *address_of(b, "loopback");
+      if (a.host != b.host || (!same_process && !both(a, b, "shm"))) return false;
+    }
+  return true;
+}
+
 }  // namespace
 
 Result<Settled> settle(const Options& options) {
@@ -165,12 +180,7 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   Member mine = this_process();
   mine.rank = where.rank;
   if (Status status = world->make_transports(where, settled, &mine); !status.ok()) return status;
-  auto met = bootstrap(where, mine,
-                       {{"algorithm", settled.algorithm ? std::string(name(*settled.algorithm))
-                                                        : std::string("auto")},
-                        {"piece bytes", std::to_string(settled.piece_bytes)},
-                        {"transports", settled.transports},
-                        {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}});
+  auto met = world->meet(where, settled, mine);
   if (!met.ok()) return met.status();
   world->members_ = std::move(met->members);
   world->control_ = std::move(met->control);
@@ -188,6 +198,34 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   return world;
 }
 
+Result<Bootstrapped> World::meet(const Rendezvous& where, const Settled& settled, Member mine) {
+  const std::vector<std::pair<std::string, std::string>> agreed = {
+      {"algorithm",
+       settled.algorithm ? std::string(name(*settled.algorithm)) : std::string("auto")},
+      {"piece bytes", std::to_string(settled.piece_bytes)},
+      {"transports", settled.transports},
+      {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}};
+  auto met = bootstrap(where, mine, agreed);
+  if (!met.ok() || !allowed(settled.transports, "ucx") || all_connected(met->members)) return met;
+  // Ranks of one host that count on shared memory bring no UCX; but somebody has been refused it.
+  // Everybody sees that, and comes to a second meeting with UCX.
+  if (shm_)  // who has none has said so
+    log_line(LogLevel::warn, "not all ranks can share memory: UCX is used where they cannot");
+  met->control->on_notice = [](const Notice&) {};
+  met->control->leave();
+  if (!ucx_) add_ucx(&mine);
+  Rendezvous again = where;
+  again.source = "second meeting";
+  return bootstrap(again, mine, agreed);
+}
+
+void World::add_ucx(Member* mine) {
+  auto ucx = make_ucx(rank_, steady_clock());
+  if (!ucx.ok()) return log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
+  ucx_ = std::move(*ucx);
+  mine->addresses.emplace_back("ucx", ucx_->address());
+}
+
 // Makes what this rank may be reached by, before it is known where the others are.
 Status World::make_transports(const Rendezvous& where, const Settled& settled, Member* mine) {
   std::array<unsigned char, 16> nonce;
@@ -198,13 +236,14 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   if (allowed(settled.transports, "loopback"))
     mine->addresses.emplace_back("loopback", loopback_address());
   const bool shares = allowed(settled.transports, "region");
+  std::string why_no_region;
   if (shares) {
     auto regions = RegionHost::make(engine_);
     if (regions.ok()) {
       regions_ = std::move(*regions);
       mine->addresses.emplace_back("region", regions_->address());
     } else {
-      log_line(LogLevel::warn, "no shared regions: " + regions.status().message());
+      why_no_region = regions.status().message();
     }
   }
   // Regions carry collectives; messages between the same ranks go by rings.
@@ -215,19 +254,13 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
       mine->addresses.emplace_back("shm", shm_->address());
     } else {
       log_line(LogLevel::warn, "no shared memory: " + shm.status().message());
+      why_no_region.clear();  // the same
     }
   }
+  if (!why_no_region.empty()) log_line(LogLevel::warn, "no shared regions: " + why_no_region);
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
   const bool wanted = !on_loopback(where.coordinator) || !shm_;
-  if (allowed(settled.transports, "ucx") && wanted) {
-    auto ucx = make_ucx(rank_, steady_clock());
-    if (ucx.ok()) {
-      ucx_ = std::move(*ucx);
-      mine->addresses.emplace_back("ucx", ucx_->address());
-    } else {
-      log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
-    }
-  }
+  if (allowed(settled.transports, "ucx") && wanted) add_ucx(mine);
   return {};
 }
 

@@ -73,6 +73,8 @@ class World {
   class ControlSource;
 
   explicit World(int rank);
+  Result<Bootstrapped> meet(const Rendezvous& where, const Settled& settled, Member mine);
+  void add_ucx(Member* mine);
   Status make_transports(const Rendezvous& where, const Settled& settled, Member* mine);
   Status make_routes(const Settled& settled);
   Status route_to(const Member& member, const Settled& settled, const std::string& nonce);
