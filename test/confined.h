@@ -43,23 +43,24 @@ inline void refuse_call(long number) {
 // The same for mappings of shared memory from so many bytes on.
 inline void refuse_shared_mappings(uint32_t from_bytes) {
   const auto low = [](int argument) {
-    return static_cast<uint32_t>(offsetof(seccomp_data, args) + 8U * static_cast<unsigned>(argument));
+    return static_cast<uint32_t>(offsetof(seccomp_data, args) +
+                                 8U * static_cast<unsigned>(argument));
   };
-  const sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 5),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, low(3)),  // flags
-      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, MAP_SHARED, 0, 3),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, low(1)),  // length
-      BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, from_bytes, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                              BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 5),
+                              BPF_STMT(BPF_LD | BPF_W | BPF_ABS, low(3)),  // flags
+                              BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, MAP_SHARED, 0, 3),
+                              BPF_STMT(BPF_LD | BPF_W | BPF_ABS, low(1)),  // length
+                              BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, from_bytes, 0, 1),
+                              BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                              BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
   detail::install(code, std::size(code));
 }
 
 // Gives this process a /dev/shm of its own, with these options of tmpfs; false: not allowed.
 inline bool own_dev_shm(const std::string& options) {
-  return unshare(CLONE_NEWNS) == 0 && mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+  return unshare(CLONE_NEWNS) == 0 &&
+         mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
          mount("tmpfs", "/dev/shm", "tmpfs", 0, options.c_str()) == 0;
 }
 

@@ -1,12 +1,12 @@
 // Handles: what was given up stays given up, whoever is using it at that moment.
+#include "lib/adapters/registry.h"
+
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <memory>
 #include <set>
 #include <thread>
 #include <vector>
-
-#include "lib/adapters/registry.h"
 
 using namespace ringfold;
 

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdlib>
 
 namespace ringfold {
 namespace {
@@ -58,6 +59,10 @@ Status UcxWorker::open_context(const std::string& net_devices) {
   if (status != UCS_OK) return failed("cannot read its UCX_* variables", status);
   if (!net_devices.empty())
     status = ucx_.ucp_config_modify(config, "NET_DEVICES", net_devices.c_str());
+  // Its own shared memory is of no use: it cannot tell of a peer's death, so it is never chosen. But
+  // where a container refuses such memory UCX would not start at all.
+  if (status == UCS_OK && std::getenv("UCX_TLS") == nullptr)
+    status = ucx_.ucp_config_modify(config, "TLS", "^mm");
   if (status == UCS_OK) {
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;

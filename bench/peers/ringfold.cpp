@@ -54,8 +54,7 @@ class Ringfold : public peers::Library {
 int main(int argc, char** argv) {
   const peers::Arguments arguments(argc, argv);
   peers::Team team(arguments, arguments.number("rank", 0), arguments.number("size", 1));
-  Ringfold library(team, arguments.get("transports", ""),
-                   arguments.get("memory", "") == "own");
+  Ringfold library(team, arguments.get("transports", ""), arguments.get("memory", "") == "own");
   peers::serve(arguments, team, library);
   team.barrier();  // nobody leaves while others are still at work
 }

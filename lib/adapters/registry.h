@@ -73,9 +73,8 @@ class Registry {
     Slot* const slot = enter(handle);
     if (slot == nullptr) return unknown(handle);
     uint64_t word = slot->word.load(std::memory_order_relaxed);
-    while ((word & kLive) != 0 &&
-           !slot->word.compare_exchange_weak(word, word - kLive + kEnding,
-                                             std::memory_order_acq_rel)) {
+    while ((word & kLive) != 0 && !slot->word.compare_exchange_weak(word, word - kLive + kEnding,
+                                                                    std::memory_order_acq_rel)) {
     }
     leave(*slot);
     return (word & kLive) != 0 ? Status() : unknown(handle);
@@ -131,8 +130,7 @@ class Registry {
     uint64_t word = slot.word.fetch_sub(1, std::memory_order_acq_rel) - 1;
     if ((word & (kEnding | kUsers)) != kEnding) return;
     // Others may have come, found it ending, and be about to leave: the last one sees to it.
-    if (!slot.word.compare_exchange_strong(word, word - kEnding + kOnce,
-                                           std::memory_order_acq_rel))
+    if (!slot.word.compare_exchange_strong(word, word - kEnding + kOnce, std::memory_order_acq_rel))
       return;
     std::optional<T> gone = std::move(slot.object);
     slot.object.reset();

@@ -87,9 +87,21 @@ std::shared_ptr<LoopbackHub> hub_of(const std::string& nonce) {
   return hub;
 }
 
+// A number of this process alone, another one in a child: the number that the system gives it is
+// also that of a process in another container.
+uint64_t process_number() {
+  static std::mutex lock;
+  static uint32_t generation = 0;
+  static uint64_t number = 0;
+  const std::lock_guard guard(lock);
+  if (number == 0 || std::exchange(generation, fork_generation()) != fork_generation())
+    randombytes_buf(&number, sizeof number);
+  return number;
+}
+
 // Ranks that give the same address meet there: a process may hold the library several times.
 std::string loopback_address() {
-  return fmt::format("{} {}", getpid(), static_cast<const void*>(&hubs()));
+  return fmt::format("{:016x} {}", process_number(), static_cast<const void*>(&hubs()));
 }
 
 bool on_loopback(const std::string& coordinator) {
@@ -103,17 +115,26 @@ const std::string* address_of(const Member& member, std::string_view transport) 
   return nullptr;
 }
 
+// Whether the shared-memory transport connects them: both have it, in the same namespaces.
+bool share_memory(const Member& a, const Member& b) {
+  const std::string* const one = address_of(a, "shm");
+  const std::string* const other = address_of(b, "shm");
+  if (a.host != b.host || one == nullptr || other == nullptr) return false;
+  const auto here = shm::Address::decode(*one), there = shm::Address::decode(*other);
+  return here && there && here->host == there->host;
+}
+
 // Whether every two of them have a way in common. The same on all ranks.
 bool all_connected(const std::vector<Member>& members) {
-  const auto both = [](const Member& a, const Member& b, std::string_view transport) {
-    return address_of(a, transport) != nullptr && address_of(b, transport) != nullptr;
+  const auto same_process = [](const Member& a, const Member& b) {
+    const std::string* const one = address_of(a, "loopback");
+    const std::string* const other = address_of(b, "loopback");
+    return a.host == b.host && one != nullptr && other != nullptr && *one == *other;
   };
   for (const Member& a : members)
     for (const Member& b : members) {
-      if (a.rank >= b.rank || both(a, b, "ucx")) continue;
-      const bool same_process = both(a, b, "loopback") &&
-                                *address_of(a, "loopback") == *address_of(b, "loopback");
-      if (a.host != b.host || (!same_process && !both(a, b, "shm"))) return false;
+      const bool both_ucx = address_of(a, "ucx") != nullptr && address_of(b, "ucx") != nullptr;
+      if (a.rank < b.rank && !both_ucx && !same_process(a, b) && !share_memory(a, b)) return false;
     }
   return true;
 }

@@ -111,8 +111,9 @@ void Region::withdraw(Running& r) {
       sched_yield();
       continue;
     }
-    const Status parted = r.mine.recv->part_from_others(
-        static_cast<std::byte*>(r.memory.recv), plan_.what.schedule.count * size_of(plan_.what.type));
+    const Status parted =
+        r.mine.recv->part_from_others(static_cast<std::byte*>(r.memory.recv),
+                                      plan_.what.schedule.count * size_of(plan_.what.type));
     log_line(LogLevel::warn,
              parted.ok()
                  ? "a rank stays in the middle of a failed operation: its buffer is no "
