@@ -1,9 +1,5 @@
 // Collectives over shared memory: every one exact, and every failure the same as with messages.
 #include <fmt/core.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include <atomic>
@@ -15,6 +11,7 @@
 #include "lib/region/moves.h"
 #include "ringfold/communicator.h"
 #include "test/cases.h"
+#include "test/confined.h"
 #include "test/exact.h"
 #include "test/processes.h"
 #include "test/skip.h"
@@ -266,21 +263,6 @@ TEST_CASE("region: abort() from another thread ends a wait on every rank") {
 }
 
 // ---- where there is none ----------------------------------------------------------------------
-
-namespace {
-
-// From now on the system call fails with EPERM in this process.
-void refuse_call(long number) {
-  sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1),
-                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
-  RANK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-  RANK_CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
-}
-
-}  // namespace
 
 TEST_CASE("region: where memory may not be made, or not be read, UCX is used instead") {
 #ifdef RINGFOLD_TEST_UCX

@@ -270,7 +270,7 @@ void Shm::read(Post::News news) {
     if (n && n->address.token == news.from) from = n.get();
   if (from == nullptr) return strangers_.push_back(std::move(news));
   if (news.what == Post::News::What::segment) return adopt(*from, news.segment);
-  if (from->fault.ok())
+  if (news.what == Post::News::What::goodbye && from->fault.ok())
     from->fault = {Code::peer_lost, fmt::format("rank {} has left", from->peer)};
 }
 

@@ -231,20 +231,21 @@ Post::Sent Post::ring(const Address& to) {
   return send(to, &bell, sizeof(bell), -1);
 }
 
-Post::Sent Post::hand_over(const Address& to, int segment, uint32_t id) {
+Post::Sent Post::hand_over(const Address& to, int segment, uint32_t id, News::What what) {
   Letter letter;
+  letter.what = what;
   letter.id = id;
   letter.to = to.token;
   letter.from = address_.token;
   return send(to, &letter, sizeof(letter), segment);
 }
 
+Post::Sent Post::tell(const Address& to, News::What what, uint32_t id) {
+  return hand_over(to, -1, id, what);
+}
+
 void Post::say_goodbye(const Address& to) {
-  Letter letter;
-  letter.what = News::What::goodbye;
-  letter.to = to.token;
-  letter.from = address_.token;
-  send(to, &letter, sizeof(letter), -1);  // if it is lost, our process's end will be noticed
+  tell(to, News::What::goodbye);  // if it is lost, our process's end will be noticed
 }
 
 std::optional<Post::News> Post::next() {
@@ -272,7 +273,7 @@ std::optional<Post::News> Post::next() {
     }
     if (size != sizeof(letter) || (message.msg_flags & MSG_TRUNC) != 0) continue;
     if (letter.magic != kLetterMagic || letter.to != address_.token) continue;
-    if (letter.what != News::What::segment && letter.what != News::What::goodbye) continue;
+    if (letter.what > News::What::gone) continue;
     news.what = letter.what;
     news.from = letter.from;
     news.id = letter.id;

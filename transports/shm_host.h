@@ -89,16 +89,25 @@ class Post {
   enum class Sent : uint8_t { yes, later, gone };
   // Wakes the peer. Where its queue is full something is there for it to wake to.
   Sent ring(const Address& to);
-  // `id`: what the two agree on to tell one segment from another.
-  Sent hand_over(const Address& to, int segment, uint32_t id = 0);
-  void say_goodbye(const Address& to);
-
   struct News {
-    enum class What : uint8_t { segment, goodbye } what = What::segment;
+    // memory: like a segment, but of the user; the answer is mapped or refused. gone: it is freed.
+    enum class What : uint8_t {
+      segment,
+      goodbye,
+      memory,
+      mapped,
+      refused,
+      gone
+    } what = What::segment;
     Token from{};
     uint32_t id = 0;
     Fd segment;
   };
+  // `id`: what the two agree on to tell one segment from another.
+  Sent hand_over(const Address& to, int segment, uint32_t id = 0,
+                 News::What what = News::What::segment);
+  Sent tell(const Address& to, News::What what, uint32_t id = 0);
+  void say_goodbye(const Address& to);
   // The next message of a peer, if there is one; bells are swallowed.
   std::optional<News> next();
 

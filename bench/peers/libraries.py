@@ -143,6 +143,7 @@ def launcher(name):
 def ringfold(places):
     program = places.built("ringfold", "a build")
     yield Configuration("ringfold", "auto", program)
+    yield Configuration("ringfold", "registered", program, arguments=("--memory", "own"))
     yield Configuration("ringfold", "ring", program, arguments=("--transports", "shm"))
 
 

@@ -1,5 +1,6 @@
 // ringfold's all-reduce under the common protocol, over its C interface.
 //   --transports LIST   allowed ones, as in ringfold_options; the library chooses if not given
+//   --memory own        buffers from ringfold_mem_alloc
 #include "bench/peers/harness.h"
 #include "ringfold/c.h"
 
@@ -11,7 +12,8 @@ void must(ringfold_status status) {
 
 class Ringfold : public peers::Library {
  public:
-  Ringfold(peers::Team& team, const std::string& transports) {
+  Ringfold(peers::Team& team, const std::string& transports, bool own_memory)
+      : own_memory_(own_memory) {
     ringfold_unique_id id{};
     if (team.rank() == 0) must(ringfold_get_unique_id(&id));
     team.share(&id, sizeof id);
@@ -30,13 +32,21 @@ class Ringfold : public peers::Library {
     };
   }
 
-  // Buffers of the library's own, or registered with it, are to come from here.
   float* allocate(size_t bytes, peers::Role role) override {
-    return peers::Library::allocate(bytes, role);
+    if (!own_memory_) return peers::Library::allocate(bytes, role);
+    void* memory = nullptr;
+    must(ringfold_mem_alloc(&memory, bytes));
+    must(ringfold_register(communicator_, memory, bytes));
+    return static_cast<float*>(memory);
+  }
+  void release(float* buffer) override {
+    if (!own_memory_) return peers::Library::release(buffer);
+    must(ringfold_mem_free(buffer));
   }
 
  private:
   ringfold_comm_t communicator_ = nullptr;
+  const bool own_memory_;
 };
 
 }  // namespace
@@ -44,7 +54,7 @@ class Ringfold : public peers::Library {
 int main(int argc, char** argv) {
   const peers::Arguments arguments(argc, argv);
   peers::Team team(arguments, arguments.number("rank", 0), arguments.number("size", 1));
-  Ringfold library(team, arguments.get("transports", ""));
+  Ringfold library(team, arguments.get("transports", ""), arguments.get("memory", "") == "own");
   peers::serve(arguments, team, library);
   team.barrier();  // nobody leaves while others are still at work
 }

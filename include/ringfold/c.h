@@ -113,7 +113,7 @@ typedef struct ringfold_options {
 /* What an operation did, and what the bandwidth model says of it; see ringfold::Report. */
 typedef struct ringfold_report {
   ringfold_algorithm algorithm;
-  char transport[32]; /* "shm", "ucx", "shm+ucx", "loopback" or "self"; ends with 0 */
+  char transport[32]; /* "region", "direct", "shm", "ucx", ... as ringfold::Report; ends with 0 */
   int steps;
   uint64_t bytes_sent;  /* payload bytes this rank sent */
   uint64_t bytes_model; /* what the model says it must send */
@@ -151,6 +151,27 @@ RINGFOLD_API const char* ringfold_version(void);
  * accepted, or rank, peer, collective and sequence number. "" if none failed yet. Belongs to the
  * library; valid until the next failure on this thread or the end of the thread. */
 RINGFOLD_API const char* ringfold_last_error(void);
+
+/* ---- Memory ----
+ *
+ * For buffers that the other ranks of the host can reach: large collectives read and write them
+ * where they lie, without copies into and out of the library. Only a hint: every call takes
+ * any memory. Plain memory in every other respect, for numpy for instance:
+ *
+ *   memory = ctypes.c_void_p()
+ *   lib.ringfold_mem_alloc(ctypes.byref(memory), ctypes.c_size_t(bytes))
+ *   x = numpy.frombuffer((ctypes.c_char * bytes).from_address(memory.value), numpy.float32)
+ *
+ * memory.h says more. */
+
+/* Sets *memory to `bytes` zeroed bytes, all reserved at once, beginning at a page. Ended by
+ * ringfold_mem_free. RINGFOLD_SYSTEM: they could not be had. */
+RINGFOLD_API ringfold_status ringfold_mem_alloc(void** memory, size_t bytes);
+
+/* NULL is ignored. RINGFOLD_INVALID_ARGUMENT, and nothing happens: it is not what
+ * ringfold_mem_alloc gave, or a buffer of an operation that is not done. Before or after
+ * ringfold_destroy. */
+RINGFOLD_API ringfold_status ringfold_mem_free(void* memory);
 
 /* ---- Communicators ----
  *
@@ -197,6 +218,11 @@ RINGFOLD_API ringfold_status ringfold_shrink(ringfold_comm_t comm, const int* ex
  * RINGFOLD_ABORTED and the text `why` (NULL: a default). Returns at once, and may be called at any
  * time. */
 RINGFOLD_API ringfold_status ringfold_abort(ringfold_comm_t comm, const char* why);
+
+/* Lets the other ranks of `comm` know memory of ringfold_mem_alloc before its first use, so that
+ * already that may go without copies. A hint: waits for nobody; other memory stays as it is. */
+RINGFOLD_API ringfold_status ringfold_register(ringfold_comm_t comm, const void* memory,
+                                               size_t bytes);
 
 /* RINGFOLD_OK until the first failure, then that failure for ever. */
 RINGFOLD_API ringfold_status ringfold_health(ringfold_comm_t comm);

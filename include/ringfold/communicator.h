@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "ringfold/bootstrap.h"
+#include "ringfold/memory.h"
 #include "ringfold/record.h"
 #include "ringfold/schedule.h"
 #include "ringfold/status.h"
@@ -46,7 +47,9 @@ namespace ringfold {
 struct Report {
   Collective collective = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;
-  std::string transport;     // "region", "shm", "ucx", "loopback", "shm+ucx", or "self"
+  // "region", "direct" (a region, without copies; see memory.h), "shm", "ucx", "loopback",
+  // "shm+ucx", or "self"
+  std::string transport;
   int steps = 0;             // of the schedule
   uint64_t bytes_sent = 0;   // payload bytes this rank sent, counted where they left
   uint64_t bytes_model = 0;  // what the model says it must send
@@ -69,6 +72,7 @@ class Work {
     Collective collective = Collective::all_reduce;
     uint8_t element_bytes = 0;
     bool crowded = false;  // ranks outnumbered the cores
+    bool direct = false;   // it used the buffers where they lie
   };
   explicit Work(const Brief& brief) : brief_(brief) {}  // done, ok
 
@@ -171,6 +175,11 @@ class Communicator {
   void abort(const std::string& why = "abort() was called");
   // ok until the first failure, then that failure for ever.
   [[nodiscard]] Status health() const;
+  // Lets the others know memory from allocate_memory() now, so that the first operations on it may
+  // go without copies already. A hint about any memory, which this rank gives for itself: it waits
+  // for nobody, and memory of another kind is used in the ordinary way. Until it is freed.
+  Status register_memory(const void* memory, size_t bytes);
+
   // Payload bytes this rank has sent on all transports of its world, counted by them.
   [[nodiscard]] uint64_t bytes_sent() const;
   // What this communicator has done, and its latest operations as JSON; see record.h.

@@ -143,6 +143,24 @@ const char* ringfold_last_error(void) {
   return last_error.c_str();
 }
 
+// ---- Memory ----
+
+ringfold_status ringfold_mem_alloc(void** memory, size_t bytes) {
+  if (memory == nullptr) return answer(null_pointer("memory"));
+  const Result<void*> made = allocate_memory(bytes);
+  *memory = made.ok() ? *made : nullptr;
+  return answer(made.status());
+}
+
+ringfold_status ringfold_mem_free(void* memory) {
+  return answer(free_memory(memory));
+}
+
+ringfold_status ringfold_register(ringfold_comm_t comm, const void* memory, size_t bytes) {
+  return answer(
+      with(comm, [&](Communicator& found) { return found.register_memory(memory, bytes); }));
+}
+
 // ---- Communicators ----
 
 ringfold_status ringfold_init(ringfold_comm_t* comm, const ringfold_options* options) {
@@ -274,7 +292,7 @@ ringfold_status ringfold_transport(ringfold_comm_t comm, char* name, size_t byte
 // ---- Work ----
 
 ringfold_status ringfold_work_wait(ringfold_work_t work, double timeout) {
-  Result<Work> found = works().find(work);
+  const Works::Use found(works(), work);
   if (!found.ok()) return answer(found.status());
   if (std::isnan(timeout)) {
     return answer(invalid("timeout is not a number, accepted are seconds, or negative for none"));
@@ -288,7 +306,7 @@ ringfold_status ringfold_work_wait(ringfold_work_t work, double timeout) {
 
 ringfold_status ringfold_work_done(ringfold_work_t work, int* done) {
   if (done == nullptr) return answer(null_pointer("done"));
-  const Result<Work> found = works().find(work);
+  const Works::Use found(works(), work);
   if (found.ok()) *done = found->done() ? 1 : 0;
   return answer(found.status());
 }
@@ -308,7 +326,7 @@ ringfold_status ringfold_work_then(ringfold_work_t work,
 
 ringfold_status ringfold_work_report(ringfold_work_t work, ringfold_report* report) {
   if (report == nullptr) return answer(null_pointer("report"));
-  const Result<Work> found = works().find(work);
+  const Works::Use found(works(), work);
   if (!found.ok()) return answer(found.status());
   const Report from = found->report();
   ringfold_report to{};

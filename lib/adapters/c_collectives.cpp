@@ -20,7 +20,7 @@ Result<Reduction> to_reduction(ringfold_op op, double factor) {
 // Starts `call(communicator, type)`.
 template <class Call>
 Work start(ringfold_comm_t comm, ringfold_dtype type, Call call) {
-  Result<Communicator> found = communicators().find(comm);
+  const Communicators::Use found(communicators(), comm);
   if (!found.ok()) return Work(found.status());
   const Result<DType> known = to_dtype(type);
   return known.ok() ? call(*found, *known) : Work(known.status());
@@ -108,7 +108,7 @@ Work recv(ringfold_comm_t comm, void* buffer, size_t count, ringfold_dtype type,
 }
 
 Work barrier(ringfold_comm_t comm) {
-  Result<Communicator> found = communicators().find(comm);
+  const Communicators::Use found(communicators(), comm);
   return found.ok() ? found->barrier() : Work(found.status());
 }
 

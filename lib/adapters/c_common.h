@@ -31,12 +31,14 @@ inline Status null_pointer(const char* argument) {
 }
 
 // Never destroyed: other threads may still be calling while the process exits.
-inline Registry<ringfold_comm_t, Communicator>& communicators() {
-  static auto& registry = *new Registry<ringfold_comm_t, Communicator>("communicator");
+using Communicators = Registry<ringfold_comm_t, Communicator>;
+inline Communicators& communicators() {
+  static auto& registry = *new Communicators("communicator");
   return registry;
 }
-inline Registry<ringfold_work_t, Work>& works() {
-  static auto& registry = *new Registry<ringfold_work_t, Work>("work");
+using Works = Registry<ringfold_work_t, Work>;
+inline Works& works() {
+  static auto& registry = *new Works("work");
   return registry;
 }
 
@@ -60,7 +62,7 @@ inline Result<DType> to_dtype(ringfold_dtype type) {
 // Calls `call` with the communicator.
 template <class Call>
 Status with(ringfold_comm_t comm, Call call) {
-  Result<Communicator> found = communicators().find(comm);
+  const Communicators::Use found(communicators(), comm);
   return found.ok() ? call(*found) : found.status();
 }
 

@@ -451,6 +451,10 @@ std::shared_ptr<Impl> Communicator::Impl::part(uint32_t id, uint32_t family,
   return made;
 }
 
+Status Communicator::register_memory(const void* memory, size_t bytes) {
+  return impl_ ? impl_->register_memory(memory, bytes) : no_communicator();
+}
+
 void Communicator::abort(const std::string& why) {
   if (impl_) impl_->abort(why);
 }

@@ -59,6 +59,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
   [[nodiscard]] Result<Communicator> shrink(std::span<const int> exclude);
   [[nodiscard]] Options options() const;  // to make another like it
+  Status register_memory(const void* memory, size_t bytes);
   void abort(const std::string& why);
   void fail(const Status& status);
   [[nodiscard]] Status health() const;
@@ -86,6 +87,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
                                       size_t element_bytes, int root);
   [[nodiscard]] Description region_description(const Call& call) const;
   [[nodiscard]] Work::Brief brief_of(const Call& call) const;
+  [[nodiscard]] Work::Brief brief_of(const Call& call, Nanoseconds begun, bool direct) const;
   std::shared_ptr<Work::State> region_state(const Description& what);
   std::unique_ptr<UserOperation> region_operation(const Call& call, const Description& what,
                                                   const std::shared_ptr<Work::State>& state);

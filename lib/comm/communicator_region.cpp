@@ -7,6 +7,12 @@
 #include "lib/comm/communicator_impl.h"
 
 namespace ringfold {
+namespace {
+
+// An operation of fewer bytes that is over before its call returns is not timed.
+constexpr size_t kTimed = 64 << 10;
+
+}  // namespace
 
 // Everybody makes the same decisions from what was told at start-up; then rank 0 makes the memory
 // and hands it on, and there is a region only if every rank has mapped it. A failure meanwhile, be
@@ -35,9 +41,9 @@ void Communicator::Impl::open_region() {
                  (segment.ok() ? "another rank could not map it" : segment.status().message()));
     return;
   }
-  region_ = std::make_shared<region::Region>(
-      std::move(*segment), *channel_, world_->engine(), world_->patience(), world_->crowded(),
-      [host, peers = channel_->peers](int rank) { host->ring(peers[static_cast<size_t>(rank)]); });
+  region_ = std::make_shared<region::Region>(std::move(*segment), *channel_, world_->engine(),
+                                             world_->patience(), world_->crowded(),
+                                             host->neighbours(channel_->peers));
   host->add(region_);
   world_->engine().accompany(channel_, region_);
   record_->name_transport(transport());
@@ -64,6 +70,14 @@ std::shared_ptr<Work::State> Communicator::Impl::region_state(const Description&
   return state;
 }
 
+Work::Brief Communicator::Impl::brief_of(const Call& call, Nanoseconds begun, bool direct) const {
+  Work::Brief brief = brief_of(call);
+  if (begun != Nanoseconds::min())
+    brief.seconds = std::chrono::duration<float>(steady_clock().now() - begun).count();
+  brief.direct = direct;
+  return brief;
+}
+
 Work::Brief Communicator::Impl::brief_of(const Call& call) const {
   Work::Brief brief;
   brief.count = static_cast<uint32_t>(call.count);
@@ -86,8 +100,20 @@ std::unique_ptr<UserOperation> Communicator::Impl::region_operation(
   operation->memory = {call.send, call.recv, call.reduction};
   operation->deadline = deadline();
   operation->region = region_;
-  operation->bytes_written = state->report.bytes_model;
+  operation->send = region::find_memory(call.send, 1);
+  operation->recv = region::find_memory(call.recv, 1);
   return operation;
+}
+
+// Only a region makes something of it.
+Status Communicator::Impl::register_memory(const void* memory, size_t bytes) {
+  if (Status status = usable(); !status.ok()) return status;
+  if (memory == nullptr && bytes != 0)
+    return {Code::invalid_argument, "the memory to be registered is null"};
+  if (!region_) return {};
+  if (const auto found = region::find_memory(memory, bytes))
+    world_->regions(channel_->peers)->share(*found, channel_->peers);
+  return {};
 }
 
 Work Communicator::Impl::in_region(const Call& call) {
@@ -100,19 +126,18 @@ Work Communicator::Impl::in_region(const Call& call) {
   const auto make = [&] { return std::unique_ptr<Operation>(make_own()); };
   if (!settled_.trace && !group_open() && call.count <= std::numeric_limits<uint32_t>::max() &&
       take_waits_at_once()) {
-    const Nanoseconds begun = steady_clock().now();
-    const auto shape = region::shape_of(what.schedule, size_of(call.type), region_->room());
+    // Looking at the clock would be a good part of it.
+    const bool timed = call.count * size_of(call.type) >= kTimed;
+    const Nanoseconds begun = timed ? steady_clock().now() : Nanoseconds::min();
     const Operation::Memory memory{call.send, call.recv, call.reduction};
-    Nanoseconds ended{};
-    switch (region_->run(what, shape, memory, make, begun, &ended)) {
+    switch (region_->run(what, memory, make, begun)) {
       case region::Region::Quick::none:
         will_wait_at_once();
         break;
-      case region::Region::Quick::done: {
-        Work::Brief brief = brief_of(call);
-        brief.seconds = std::chrono::duration<float>(ended - begun).count();
-        return Work(brief);
-      }
+      case region::Region::Quick::done:
+        return Work(brief_of(call, begun, false));
+      case region::Region::Quick::done_directly:
+        return Work(brief_of(call, begun, true));
       case region::Region::Quick::started:
         state->returned = steady_clock().now();
         return Work(std::move(state));
@@ -149,6 +174,7 @@ bool Communicator::Impl::quick(const Call& call, Work* work) {
       if (waits) will_wait_at_once();
       return false;
     case region::Region::Quick::done:
+    case region::Region::Quick::done_directly:
       *work = Work(brief_of(call));
       return true;
     case region::Region::Quick::started:

@@ -168,7 +168,12 @@ void UserOperation::completed(const Status& why) noexcept {
   {
     const std::lock_guard guard(state_->lock);
     Report& report = state_->report;
-    report.bytes_sent = execution ? execution->bytes_sent() : why.ok() ? bytes_written : 0;
+    if (region && direct)
+      report = region::Direct::report_of(what.schedule, size_of(what.type), channel->rank,
+                                         region->room());
+    report.bytes_sent = execution            ? execution->bytes_sent()
+                        : region && why.ok() ? report.bytes_model
+                                             : 0;
     report.measured_seconds =
         std::chrono::duration<double>((ended != Nanoseconds(0) ? ended : steady_clock().now()) -
                                       state_->started)
@@ -180,6 +185,8 @@ void UserOperation::completed(const Status& why) noexcept {
   // The slots go back before the waiter runs, so that its next operation finds them.
   execution.reset();
   compute.reset();
+  send.reset();
+  recv.reset();
   state_->complete(why);
 }
 
@@ -218,8 +225,9 @@ Report report_of(const Work::Brief& brief) {
   what.size = brief.ranks;
   what.root = brief.root;
   what.count = brief.count;
-  report = region::report_of(what, brief.element_bytes, brief.rank,
-                             {region::Segment::pool_bytes_for(brief.ranks), brief.crowded});
+  const region::Room room{region::Segment::pool_bytes_for(brief.ranks), brief.crowded};
+  report = brief.direct ? region::Direct::report_of(what, brief.element_bytes, brief.rank, room)
+                        : region::report_of(what, brief.element_bytes, brief.rank, room);
   report.bytes_sent = report.bytes_model;
   report.measured_seconds = brief.seconds;
   return report;

@@ -60,7 +60,8 @@ class UserOperation final : public Operation {
   [[nodiscard]] const std::shared_ptr<Work::State>& state() const { return state_; }
 
   std::shared_ptr<region::Region> region;  // runs it; null: the engine
-  uint64_t bytes_written = 0;              // by a region, if all goes well
+  // Its buffers in a region, where the library allocated them: not to be freed meanwhile.
+  std::shared_ptr<region::Memory> send, recv;
 
  private:
   std::shared_ptr<Work::State> state_;

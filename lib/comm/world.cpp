@@ -83,9 +83,21 @@ std::shared_ptr<LoopbackHub> hub_of(const std::string& nonce) {
   return hub;
 }
 
+// A number of this process alone, another one in a child: the number that the system gives it is
+// also that of a process in another container.
+uint64_t process_number() {
+  static std::mutex lock;
+  static uint32_t generation = 0;
+  static uint64_t number = 0;
+  const std::lock_guard guard(lock);
+  if (number == 0 || std::exchange(generation, fork_generation()) != fork_generation())
+    randombytes_buf(&number, sizeof number);
+  return number;
+}
+
 // Ranks that give the same address meet there: a process may hold the library several times.
 std::string loopback_address() {
-  return fmt::format("{} {}", getpid(), static_cast<const void*>(&hubs()));
+  return fmt::format("{:016x} {}", process_number(), static_cast<const void*>(&hubs()));
 }
 
 bool on_loopback(const std::string& coordinator) {
@@ -97,6 +109,30 @@ const std::string* address_of(const Member& member, std::string_view transport) 
   for (const auto& [name, address] : member.addresses)
     if (name == transport) return &address;
   return nullptr;
+}
+
+// Whether the shared-memory transport connects them: both have it, in the same namespaces.
+bool share_memory(const Member& a, const Member& b) {
+  const std::string* const one = address_of(a, "shm");
+  const std::string* const other = address_of(b, "shm");
+  if (a.host != b.host || one == nullptr || other == nullptr) return false;
+  const auto here = shm::Address::decode(*one), there = shm::Address::decode(*other);
+  return here && there && here->host == there->host;
+}
+
+// Whether every two of them have a way in common. The same on all ranks.
+bool all_connected(const std::vector<Member>& members) {
+  const auto same_process = [](const Member& a, const Member& b) {
+    const std::string* const one = address_of(a, "loopback");
+    const std::string* const other = address_of(b, "loopback");
+    return a.host == b.host && one != nullptr && other != nullptr && *one == *other;
+  };
+  for (const Member& a : members)
+    for (const Member& b : members) {
+      const bool both_ucx = address_of(a, "ucx") != nullptr && address_of(b, "ucx") != nullptr;
+      if (a.rank < b.rank && !both_ucx && !same_process(a, b) && !share_memory(a, b)) return false;
+    }
+  return true;
 }
 
 }  // namespace
@@ -170,14 +206,7 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   Member mine = this_process();
   mine.rank = where.rank;
   if (Status status = world->make_transports(where, settled, &mine); !status.ok()) return status;
-  auto met = bootstrap(where, mine,
-                       {{"algorithm", settled.algorithm ? std::string(name(*settled.algorithm))
-                                                        : std::string("auto")},
-                        {"piece bytes", std::to_string(settled.piece_bytes)},
-                        {"transports", settled.transports},
-                        {"costs of the machine",
-                         settled.machine ? to_string(*settled.machine) : std::string("built-in")},
-                        {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}});
+  auto met = world->meet(where, settled, mine);
   if (!met.ok()) return met.status();
   world->members_ = std::move(met->members);
   world->control_ = std::move(met->control);
@@ -211,6 +240,44 @@ Result<std::string> World::devices_for_ucx() {
   return devices;
 }
 
+Result<Bootstrapped> World::meet(const Rendezvous& where, const Settled& settled, Member mine) {
+  const std::vector<std::pair<std::string, std::string>> agreed = {
+      {"algorithm",
+       settled.algorithm ? std::string(name(*settled.algorithm)) : std::string("auto")},
+      {"piece bytes", std::to_string(settled.piece_bytes)},
+      {"transports", settled.transports},
+      {"costs of the machine",
+       settled.machine ? to_string(*settled.machine) : std::string("built-in")},
+      {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}};
+  auto met = bootstrap(where, mine, agreed);
+  if (!met.ok() || !allowed(settled.transports, "ucx") || all_connected(met->members)) return met;
+  // Ranks of one host that count on shared memory bring no UCX; but somebody has been refused it.
+  // Everybody sees that, and comes to a second meeting with UCX.
+  if (shm_)  // who has none has said so
+    log_line(LogLevel::warn, "not all ranks can share memory: UCX is used where they cannot");
+  met->control->on_notice = [](const Notice&) {};
+  met->control->leave();
+  if (!ucx_)
+    if (Status status = add_ucx(&mine); !status.ok()) return status;
+  Rendezvous again = where;
+  again.source = "second meeting";
+  return bootstrap(again, mine, agreed);
+}
+
+// Without UCX there is a warning, and whoever needs it hears of it; not so for a wrong setting.
+Status World::add_ucx(Member* mine) {
+  const auto devices = devices_for_ucx();
+  if (!devices.ok()) return devices.status();
+  auto ucx = make_ucx(rank_, steady_clock(), *devices);
+  if (ucx.ok()) {
+    ucx_ = std::move(*ucx);
+    mine->addresses.emplace_back("ucx", ucx_->address());
+  } else {
+    log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
+  }
+  return {};
+}
+
 // Makes what this rank may be reached by, before it is known where the others are.
 Status World::make_transports(const Rendezvous& where, const Settled& settled, Member* mine) {
   std::array<unsigned char, 16> nonce;
@@ -221,13 +288,14 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   if (allowed(settled.transports, "loopback"))
     mine->addresses.emplace_back("loopback", loopback_address());
   const bool shares = allowed(settled.transports, "region");
+  std::string why_no_region;
   if (shares) {
     auto regions = RegionHost::make(engine_);
     if (regions.ok()) {
       regions_ = std::move(*regions);
       mine->addresses.emplace_back("region", regions_->address());
     } else {
-      log_line(LogLevel::warn, "no shared regions: " + regions.status().message());
+      why_no_region = regions.status().message();
     }
   }
   // Regions carry collectives; messages between the same ranks go by rings.
@@ -238,21 +306,13 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
       mine->addresses.emplace_back("shm", shm_->address());
     } else {
       log_line(LogLevel::warn, "no shared memory: " + shm.status().message());
+      why_no_region.clear();  // the same
     }
   }
+  if (!why_no_region.empty()) log_line(LogLevel::warn, "no shared regions: " + why_no_region);
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
   const bool wanted = !on_loopback(where.coordinator) || !shm_;
-  if (allowed(settled.transports, "ucx") && wanted) {
-    const auto devices = devices_for_ucx();
-    if (!devices.ok()) return devices.status();
-    auto ucx = make_ucx(rank_, steady_clock(), *devices);
-    if (ucx.ok()) {
-      ucx_ = std::move(*ucx);
-      mine->addresses.emplace_back("ucx", ucx_->address());
-    } else {
-      log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
-    }
-  }
+  if (allowed(settled.transports, "ucx") && wanted) return add_ucx(mine);
   return {};
 }
 

@@ -81,6 +81,8 @@ class World {
 
   explicit World(int rank);
   static Result<std::string> devices_for_ucx();
+  Result<Bootstrapped> meet(const Rendezvous& where, const Settled& settled, Member mine);
+  Status add_ucx(Member* mine);
   Status make_transports(const Rendezvous& where, const Settled& settled, Member* mine);
   Status make_routes(const Settled& settled);
   Status route_to(const Member& member, const Settled& settled, const std::string& nonce);

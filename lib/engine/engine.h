@@ -142,6 +142,8 @@ class Operation {
     if (channel->trace && marks.size() < record::kMostMarks) marks.push_back({step, now});
   }
 
+  bool direct = false;  // set by a companion: it used the buffers where they lie
+
   // Set by the engine.
   std::vector<record::Mark> marks;
   bool ready = false;  // its compute said so

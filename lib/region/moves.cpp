@@ -21,8 +21,6 @@ constexpr size_t kLine = 64;
 constexpr size_t kMeasuredBlock = 16 << 10;
 constexpr double kDistantLine = 12;
 constexpr int kMeasured = 8, kStreamed = 256;
-// From here an output of its own is not worth a place in the caches.
-constexpr size_t kStreamBytes = 4 << 20;
 
 bool whole_payload(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce ||
@@ -224,10 +222,10 @@ Moves::Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Descripti
       stream_(send_ != recv_ && collective_ != Collective::broadcast &&
               what.schedule.count * element_ >= kStreamBytes) {}
 
-Moves::Part Moves::part(const Block& block, int rank) const {
-  const size_t length = part_length(block.count, static_cast<size_t>(size_), element_);
-  const size_t begin = std::min(block.count, static_cast<size_t>(rank) * length);
-  return {begin, std::min(block.count, begin + length) - begin};
+Moves::Range Moves::part_of(size_t count, int ranks, int rank, size_t element_bytes) {
+  const size_t length = part_length(count, static_cast<size_t>(ranks), element_bytes);
+  const size_t begin = std::min(count, static_cast<size_t>(rank) * length);
+  return {begin, std::min(count, begin + length) - begin};
 }
 
 const std::byte* Moves::area_a(int rank, const Block& block, uint32_t phase) const {
@@ -288,7 +286,7 @@ void Moves::copy_block(const Block& b, std::byte* area) const {
     case Collective::reduce:
       if (shape_.folded) {
         for (int d = 1; d < size_; ++d) {
-          const Part p = part(b, (rank_ + d) % size_);
+          const Range p = part(b, (rank_ + d) % size_);
           put(area + p.begin * element_, b.begin + p.begin, p.count);
         }
       } else if (collective_ == Collective::all_reduce || rank_ != root_) {
@@ -363,7 +361,7 @@ void Moves::fold(const std::array<const void*, kMaxRanks>& sources, std::byte* o
 }
 
 void Moves::fold_own(const Block& b) {
-  const Part p = part(b, rank_);
+  const Range p = part(b, rank_);
   if (p.count == 0) return;
   std::array<const void*, kMaxRanks> sources;
   for (int r = 0; r < size_; ++r)
@@ -414,7 +412,7 @@ void Moves::collect(const Block& b, uint32_t phase) {
       if (!shape_.folded) return fold_whole(b, phase);
       for (int d = 1; d < size_; ++d) {
         const int from = (rank_ + d) % size_;
-        const Part p = part(b, from);
+        const Range p = part(b, from);
         get(b.begin + p.begin, segment_.pool(from) + b.b, p.count);
       }
       return;

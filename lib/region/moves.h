@@ -32,6 +32,8 @@ struct Shape {
   size_t blocks = 1;
   size_t area_a = 0, area_b = 0;  // bytes of pool a block takes in stage A and B
 };
+// From here an output of its own is not worth a place in the caches.
+inline constexpr size_t kStreamBytes = 4 << 20;
 // What it also depends on, the same on every rank.
 struct Room {
   size_t pool_bytes = kPoolBytes;
@@ -97,6 +99,11 @@ class WriteChoice {
 class Moves {
  public:
   enum class Whom : uint8_t { nobody, everybody, root };
+  struct Range {
+    size_t begin = 0, count = 0;
+  };
+  // Of `count` elements the part that a rank folds: whole cache lines.
+  [[nodiscard]] static Range part_of(size_t count, int ranks, int rank, size_t element_bytes);
 
   Moves(const Segment& segment, Ring& ring_a, Ring& ring_b, const Description& what,
         const Operation::Memory& memory, int rank, const Shape& shape, WriteChoice& choice);
@@ -118,9 +125,6 @@ class Moves {
   void consume(int step, uint32_t base);
 
  private:
-  struct Part {
-    size_t begin = 0, count = 0;
-  };
   struct Block {
     size_t begin = 0, count = 0;
     size_t a = 0, b = 0;  // offsets in the pools
@@ -130,9 +134,11 @@ class Moves {
   [[nodiscard]] const Block& block(int step) const {
     return blocks_[static_cast<size_t>(step % kOpen)];
   }
-  [[nodiscard]] Part part(const Block& block, int rank) const;
+  [[nodiscard]] Range part(const Block& block, int rank) const {
+    return part_of(block.count, size_, rank, element_);
+  }
   // The bytes of stage A that `reader` reads, from the beginning of the area.
-  [[nodiscard]] Part bytes_for(const Block& block, int reader) const;
+  [[nodiscard]] Range bytes_for(const Block& block, int reader) const;
   [[nodiscard]] bool alike() const;
   [[nodiscard]] size_t small_bytes() const;
   [[nodiscard]] const std::byte* area_a(int rank, const Block& block, uint32_t phase) const;

@@ -9,11 +9,11 @@ bool Moves::alike() const {
   return !part_to_each(collective_) && !shape_.folded;
 }
 
-Moves::Part Moves::bytes_for(const Block& b, int reader) const {
+Range Moves::bytes_for(const Block& b, int reader) const {
   if (alike()) return {0, b.count * element_};
   if (part_to_each(collective_))
     return {static_cast<size_t>(reader) * shape_.block * element_, b.count * element_};
-  const Part own = part(b, reader);
+  const Range own = part(b, reader);
   return {own.begin * element_, own.count * element_};
 }
 
@@ -31,7 +31,7 @@ void Moves::seal(int step, Flag& flag) const {
   }
   auto& checks = *reinterpret_cast<Checks*>(flag.payload);
   for (int r = 0; step < blocks && r < (alike() ? 1 : size_); ++r) {
-    const Part bytes = bytes_for(block(step), r);
+    const Range bytes = bytes_for(block(step), r);
     checks.a[static_cast<size_t>(r)] =
         checksum(segment_.pool(rank_) + block(step).a + bytes.begin, bytes.count);
   }
@@ -47,7 +47,7 @@ bool Moves::intact(int step, uint32_t base, int rank) const {
   const auto& checks = *reinterpret_cast<const Checks*>(flag.payload);
   if (step - 1 < blocks) {
     const Block& b = block(step - 1);
-    const Part bytes = bytes_for(b, rank_);
+    const Range bytes = bytes_for(b, rank_);
     if (checks.a[alike() ? 0 : static_cast<size_t>(rank_)] !=
         checksum(segment_.pool(rank) + b.a + bytes.begin, bytes.count))
       return false;

@@ -1,16 +1,14 @@
 #include "lib/region/region.h"
 
-#include <sched.h>
+#include <linux/futex.h>
 
-#include <algorithm>
 #include <climits>
 #include <cstring>
 #include <utility>
 
 #include "kernels/reduce.h"
 #include "lib/base/checksum.h"
-#include "lib/base/cores.h"
-#include "lib/region/region_turn.h"
+#include "lib/region/waiting.h"
 
 namespace ringfold::region {
 namespace {
@@ -28,7 +26,7 @@ std::vector<int> names_of(const Channel& channel) {
 }  // namespace
 
 Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience patience,
-               bool crowded, std::function<void(int)> ring)
+               bool crowded, std::unique_ptr<Neighbours> neighbours)
     : segment_(std::move(segment)),
       channel_(channel.id),
       rank_(channel.rank),
@@ -38,8 +36,8 @@ Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience
       engine_(engine),
       patience_(patience),
       room_{segment_.pool_bytes(), crowded},
+      neighbours_(std::move(neighbours)),
       verify_(channel.verify),
-      ring_(std::move(ring)),
       record_(channel.record),
       lane_(record_->region()),
       ring_a_(0, segment_.pool_bytes() / 4 * 3),
@@ -53,29 +51,6 @@ inline bool Region::came(int rank, uint32_t phase, Wait wait) {
   if (reached(rank, phase) || (wait == Wait::ordinary && wait_for(rank, phase))) return true;
   await(rank, phase);
   return false;
-}
-
-// Spins, offers the core to others, then sleeps; but not for ever, since nothing else goes on here
-// while we have the turn.
-bool Region::wait_for(int rank, uint32_t phase) {
-  for (int i = 0; i < patience_.spins; ++i) {
-    relax();
-    if (reached(rank, phase)) return true;
-  }
-  for (int i = 0; i < patience_.yields; ++i) {
-    sched_yield();
-    if (reached(rank, phase)) return true;
-  }
-  const Nanoseconds begun = engine_.clock().now();
-  bool came = false;
-  Nanoseconds now{};
-  do {
-    sleep(rank, phase, kOrdinary);
-    came = reached(rank, phase);
-    now = engine_.clock().now();
-  } while (!came && !failed() && now < begun + kOrdinary);
-  if (attended_.load() == 0) record_->waited(now - begun);  // else it is counted where it waits
-  return came;
 }
 
 bool Region::all_reached(uint32_t phase, Wait wait) {
@@ -115,7 +90,7 @@ void Region::show(uint32_t phase, uint32_t fingerprint) {
   if (desk.sleepers.load() != 0) futex(flag.phase, FUTEX_WAKE, INT_MAX, nullptr);
   if (desk.bells.load() == 0) return;
   uint64_t bells = segment_.desk(rank_).bells.exchange(0);
-  for (; bells != 0; bells &= bells - 1) ring_(__builtin_ctzll(bells));
+  for (; bells != 0; bells &= bells - 1) neighbours_->ring(__builtin_ctzll(bells));
 }
 
 // Those who are in this phase already must be in the same operation, wanted by ours or not.
@@ -143,6 +118,22 @@ void Region::remember(uint32_t seq, const Description& what, uint32_t fingerprin
   history_[latest_] = {seq, what};
 }
 
+void Region::make_plan(const Description& what) {
+  const Schedule& known = plan_.what.schedule;
+  const Schedule& asked = what.schedule;
+  if (plan_.fingerprint != 0 && known.collective == asked.collective &&
+      known.count == asked.count && known.root == asked.root && plan_.what.type == what.type &&
+      plan_.what.op == what.op && plan_.what.stands_for == what.stands_for)
+    return;
+  plan_.what = what;
+  plan_.fingerprint = what.fingerprint();
+  const size_t element = size_of(what.type);
+  plan_.shape = shape_of(asked, element, room_);
+  plan_.may_be_direct = !verify_ && Direct::suits(asked, plan_.shape, room_);
+  plan_.bytes_written = region::bytes_written(asked, plan_.shape, rank_, element);
+  plan_.bytes_read = region::bytes_read(asked, plan_.shape, rank_, element);
+}
+
 // Like operations in a row share an entry: the next one costs a store.
 inline void Region::record_quick(uint32_t seq, const Description& what, uint32_t fingerprint) {
   if (fingerprint == row_) return record::again(*entry_, seq);
@@ -152,17 +143,17 @@ inline void Region::record_quick(uint32_t seq, const Description& what, uint32_t
   entry_ = &record::begin(lane_, recorded, seq, record::State::quick, Nanoseconds(0));
 }
 
-Region::Running& Region::start(const Description& what, const Shape& shape,
-                               const Operation::Memory& memory, Nanoseconds called) {
+Region::Running& Region::start(const Description& what, const Operation::Memory& memory,
+                               Nanoseconds called) {
+  make_plan(what);
   const uint32_t seq = next_seq_++;
-  const uint32_t fingerprint = what.fingerprint();
-  remember(seq, what, fingerprint);
-  Running& r = running_.emplace(
-      Running{nullptr, what.schedule, size_of(what.type), seq, fingerprint,
-              Moves(segment_, ring_a_, ring_b_, what, memory, rank_, shape, choice_), next_phase_});
-  next_phase_ += static_cast<uint32_t>(r.moves.phases());
+  remember(seq, what, plan_.fingerprint);
+  Running& r = running_.emplace(Running{
+      nullptr, memory, seq,
+      Moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_), next_phase_});
+  if (plan_.may_be_direct) make_offer(r);
   record::What recorded = what.recorded();
-  recorded.fingerprint = fingerprint;
+  recorded.fingerprint = plan_.fingerprint;
   recorded.steps = r.moves.phases();
   entry_ = &record::begin(lane_, recorded, seq, record::State::running, called);
   row_ = 0;
@@ -177,8 +168,7 @@ void Region::start_next() {
     next = std::move(queue_.front());
     queue_.pop_front();
   }
-  const Shape shape = shape_of(next->what.schedule, size_of(next->what.type), room_);
-  Running& r = start(next->what, shape, next->memory, next->called);
+  Running& r = start(next->what, next->memory, next->called);
   next->id.seq = r.seq;
   r.operation = std::move(next);
 }
@@ -186,11 +176,13 @@ void Region::start_next() {
 // With RINGFOLD_VERIFY: what a rank has shown is not what it wrote. The failure is on its way then.
 bool Region::intact(int rank, bool right, uint32_t seq) {
   if (right) return true;
+  const auto named = [&](int r) {
+    return "rank " + std::to_string(names_[static_cast<size_t>(r)]);
+  };
   if (!contradicted_.exchange(true))
     engine_.fail(channel_,
-                 Status(Code::system, "rank " + std::to_string(names_[static_cast<size_t>(rank_)]) +
-                                          ", operation " + std::to_string(seq) + ": what rank " +
-                                          std::to_string(rank) +
+                 Status(Code::system, named(rank_) + ", operation " + std::to_string(seq) +
+                                          ": what " + named(rank) +
                                           " wrote into shared memory was damaged there: its "
                                           "checksum differs"),
                  true);
@@ -202,17 +194,20 @@ bool Region::all_intact(const Running& r) {
   const Moves::Whom whom = r.moves.needs(r.step);
   if (whom == Moves::Whom::nobody) return true;
   const bool all = whom == Moves::Whom::everybody;
-  for (int rank = all ? 0 : r.what.root; rank < (all ? size_ : r.what.root + 1); ++rank)
+  const int root = plan_.what.schedule.root;
+  for (int rank = all ? 0 : root; rank < (all ? size_ : root + 1); ++rank)
     if (rank != rank_ && !intact(rank, r.moves.intact(r.step, r.base, rank), r.seq)) return false;
   return true;
 }
 
-// Goes on with the running operation as far as the others have come; true when it is over.
-bool Region::advance_running(Wait wait) {
+// Takes the running operation a step further, if the others have come far enough.
+Region::Progress Region::advance_running(Wait wait) {
   Running& r = *running_;
-  const uint32_t fingerprint = r.fingerprint;
+  if (r.way == Way::direct) return advance_direct(wait);
+  const uint32_t fingerprint = plan_.fingerprint;
   const uint32_t last = r.base + static_cast<uint32_t>(r.step) - 1;
   const bool over = r.step == r.moves.phases();
+  const bool undecided = r.way != Way::plain;
   if (!over) {
     const uint32_t phase = last + 1;
     if (!r.reserved) {
@@ -220,15 +215,19 @@ bool Region::advance_running(Wait wait) {
       r.reserved = true;
     }
     if (!r.copied) {
-      if (!all_reached(r.free_at, wait)) return false;
-      r.moves.copy_in(r.step, segment_.flag(rank_, phase));
+      if (!all_reached(r.free_at, wait)) return Progress::waits;
+      Flag& flag = segment_.flag(rank_, phase);
+      if (undecided && r.step == 0) std::memcpy(flag.payload, &r.mine.offer, sizeof(Offer));
+      if (r.way != Way::offered) r.moves.copy_in(r.step, flag);
       r.copied = true;
     }
   }
-  if (!shown(r.moves.needs(r.step), r.what.root, last, fingerprint, wait)) return false;
-  if (verify_ && !all_intact(r)) return false;
+  if (!shown(r.moves.needs(r.step), plan_.what.schedule.root, last, fingerprint, wait))
+    return Progress::waits;
+  if (undecided && r.step == 1 && decide(r)) return Progress::moved;
+  if (verify_ && !all_intact(r)) return Progress::waits;
   r.moves.consume(r.step, r.base);
-  if (over) return true;
+  if (over) return Progress::over;
   if (verify_) r.moves.seal(r.step, segment_.flag(rank_, last + 1));
   show(last + 1, fingerprint);
   if (r.step == 0) greet(last + 1, fingerprint);
@@ -236,7 +235,29 @@ bool Region::advance_running(Wait wait) {
   record::progress(*entry_, r.step, r.moves.phases());
   if (r.operation && r.operation->channel->trace) r.operation->mark(r.step, engine_.clock().now());
   r.reserved = r.copied = false;
-  return false;
+  return Progress::moved;
+}
+
+// What is over, or has failed.
+void Region::end_running(const Status& status) {
+  Running& r = *running_;
+  next_phase_ = r.base + static_cast<uint32_t>(r.step);
+  if (status.ok()) {
+    const bool direct = r.way == Way::direct;
+    const Description& what = plan_.what;
+    record::add(lane_.sent, direct ? Direct::bytes_written(what.schedule, rank_, size_of(what.type))
+                                   : plan_.bytes_written);
+    record::add(lane_.received, plan_.bytes_read);
+    record::over(lane_, r.seq);
+    if (r.operation) r.operation->direct = direct;
+  } else {
+    withdraw(r);
+  }
+  const Nanoseconds now = engine_.clock().now();
+  record::end(lane_, *entry_, status.ok(), now);
+  if (r.operation) r.operation->ended = now;
+  if (r.operation) finished_.push_back({std::move(r.operation), status});
+  running_.reset();
 }
 
 // Works until nothing moves, or for a while. True if anything moved.
@@ -249,11 +270,7 @@ bool Region::advance(Wait wait) {
         const std::lock_guard lock(failure_lock_);
         why = failure_;
       }
-      if (running_) {
-        record::end(lane_, *entry_, false, engine_.clock().now());
-        finished_.push_back({std::move(running_->operation), why});
-      }
-      running_.reset();
+      if (running_) end_running(why);
       const std::lock_guard lock(queue_lock_);
       for (auto& operation : queue_) finished_.push_back({std::move(operation), why});
       queue_.clear();
@@ -262,27 +279,12 @@ bool Region::advance(Wait wait) {
     if (contradicted_) return moved;  // nothing is over any more until the failure is here
     if (!running_) start_next();
     if (!running_) return moved;
-    const int before = running_->step;
-    if (advance_running(wait)) {
-      running_->operation->ended = engine_.clock().now();
-      account(running_->operation->ended);
-      finished_.push_back({std::move(running_->operation), Status()});
-      running_.reset();
-    } else if (running_->step == before) {
-      return moved;
-    }
+    const Progress progress = advance_running(wait);
+    if (progress == Progress::waits) return moved;
+    if (progress == Progress::over) end_running(Status());
     moved = true;
   }
   return moved;
-}
-
-// The running operation is over, and well.
-void Region::account(Nanoseconds now) {
-  const Running& r = *running_;
-  record::add(lane_.sent, region::bytes_written(r.what, r.moves.shape(), rank_, r.element_bytes));
-  record::add(lane_.received, region::bytes_read(r.what, r.moves.shape(), rank_, r.element_bytes));
-  record::over(lane_, r.seq);
-  record::end(lane_, *entry_, true, now);
 }
 
 // Takes the turn and works. What is over is completed outside of it.
@@ -344,21 +346,18 @@ void Region::fold_payloads(uint32_t phase, const Description& what, void* out) c
 }
 
 // Everything between the call and the result happens here, in the caller's thread.
-Region::Quick Region::run(const Description& what, const Shape& shape,
-                          const Operation::Memory& memory, const Make& make, Nanoseconds begun,
-                          Nanoseconds* ended) {
+Region::Quick Region::run(const Description& what, const Operation::Memory& memory,
+                          const Make& make, Nanoseconds begun) {
   const Turn turn(turn_);
   if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
-  start(what, shape, memory, begun);
+  start(what, memory, begun);
   while (!contradicted_ && !failed()) {
-    const int before = running_->step;
-    if (advance_running(Wait::ordinary)) {
-      *ended = engine_.clock().now();
-      account(*ended);
-      running_.reset();
-      return Quick::done;
-    }
-    if (running_->step == before) break;
+    const Progress progress = advance_running(Wait::ordinary);
+    if (progress == Progress::waits) break;
+    if (progress == Progress::moved) continue;
+    const bool direct = running_->way == Way::direct;
+    end_running(Status());
+    return direct ? Quick::done_directly : Quick::done;
   }
   running_->operation = make();
   running_->operation->id.seq = running_->seq;
@@ -415,11 +414,10 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
     record::add(lane_.received, count * element * static_cast<size_t>(size_ - 1));
     return Quick::done;
   }
-  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_,
-              shape_of(what.schedule, element, room_), choice_);
+  make_plan(what);
+  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_);
   moves.reserve(0, phase, phase);
-  running_.emplace(
-      Running{make(), what.schedule, element, seq, fingerprint, std::move(moves), phase, 1});
+  running_.emplace(Running{make(), memory, seq, std::move(moves), phase, 1});
   running_->operation->id.seq = seq;
   entry_ = &record::slow(lane_, *entry_, seq, running_->moves.phases(), engine_.clock().now());
   row_ = 0;

@@ -26,7 +26,6 @@
 #include <array>
 #include <atomic>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,6 +33,7 @@
 #include <vector>
 
 #include "lib/engine/engine.h"
+#include "lib/region/direct.h"
 #include "lib/region/moves.h"
 #include "lib/region/segment.h"
 
@@ -47,18 +47,18 @@ struct Patience {
 
 class Region final : public Companion {
  public:
-  // `channel` gives id, rank, peers and record, and outlives the region's operations. `ring`: wakes
-  // the engine of a rank that went to sleep through arm().
+  // `channel` gives id, rank, peers and record, and outlives the region's operations.
   Region(Segment segment, const Channel& channel, Engine& engine, Patience patience, bool crowded,
-         std::function<void(int rank)> ring);
+         std::unique_ptr<Neighbours> neighbours);
   ~Region() override;
 
   // Hands an operation over and starts it if it is its turn. `waited_for`: the caller is about to
   // wait for it, so nobody else need be woken to look after it.
   void submit(std::unique_ptr<Operation> operation, bool waited_for);
   // The same without an operation, if it can be over before the call returns. `none`: this is not
-  // the moment, submit() it. `started`: it takes longer; `make` was called for its operation.
-  enum class Quick : uint8_t { none, done, started };
+  // the moment, submit() it. `done_directly`: and nothing was copied (direct.h). `started`: it
+  // takes longer; `make` was called for its operation.
+  enum class Quick : uint8_t { none, done, done_directly, started };
   // Makes the operation of a call that takes longer. A reference: it allocates nothing.
   class Make {
    public:
@@ -71,9 +71,9 @@ class Region final : public Companion {
     const void* object_;
     std::unique_ptr<Operation> (*call_)(const void*);
   };
-  // `*ended` is set when it is done.
-  Quick run(const Description& what, const Shape& shape, const Operation::Memory& memory,
-            const Make& make, Nanoseconds begun, Nanoseconds* ended);
+  // `begun`: when it was called, Nanoseconds::min() if nobody looked at the clock.
+  Quick run(const Description& what, const Operation::Memory& memory, const Make& make,
+            Nanoseconds begun);
   // For an all_reduce of at most kInline bytes.
   Quick run_small(size_t count, DType type, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
@@ -99,18 +99,32 @@ class Region final : public Companion {
   [[nodiscard]] const Room& room() const { return room_; }
 
  private:
-  // The operation under way.
+  // How an operation goes: through the pools, or directly (direct.h). Open until the others' offers
+  // are there: this rank has none, or one.
+  enum class Way : uint8_t { plain, open, offered, direct };
+  // What follows from a description alone: kept, since the next call is mostly a like one.
+  struct Plan {
+    Description what;
+    uint32_t fingerprint = 0;  // 0: no plan yet
+    Shape shape;
+    bool may_be_direct = false;
+    uint64_t bytes_written = 0, bytes_read = 0;
+  };
+  // The operation under way, by plan_.
   struct Running {
     std::unique_ptr<Operation> operation;  // null inside run()
-    Schedule what;
-    size_t element_bytes;
-    uint32_t seq, fingerprint;
+    Operation::Memory memory;
+    uint32_t seq;
     Moves moves;
     uint32_t base;  // its first phase
     int step = 0;   // phases shown
     bool reserved = false, copied = false;
     uint32_t free_at = 0;
+    Way way = Way::plain;
+    Offered mine = {};    // not with Way::plain
+    bool inside = false;  // Desk::inside is set
   };
+  enum class Progress : uint8_t { waits, moved, over };
   struct Finished {
     std::unique_ptr<Operation> operation;
     Status status;
@@ -132,20 +146,26 @@ class Region final : public Companion {
   bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
   void show(uint32_t phase, uint32_t fingerprint);
   void greet(uint32_t phase, uint32_t fingerprint);
-  Running& start(const Description& what, const Shape& shape, const Operation::Memory& memory,
-                 Nanoseconds called);
+  void make_plan(const Description& what);
+  Running& start(const Description& what, const Operation::Memory& memory, Nanoseconds called);
   void start_next();
   bool advance(Wait wait);
-  bool advance_running(Wait wait);
-  void account(Nanoseconds now);
+  Progress advance_running(Wait wait);
+  void end_running(const Status& status);
   bool intact(int rank, bool right, uint32_t seq);
   bool all_intact(const Running& r);
   bool payloads_intact(uint32_t phase, size_t bytes, uint32_t seq);
+  void record_quick(uint32_t seq, const Description& what, uint32_t fingerprint);
+  void make_offer(Running& running);
+  bool decide(Running& running);
+  Progress advance_direct(Wait wait);
+  bool enter(uint32_t phase);
+  [[nodiscard]] bool somebody_inside() const;
+  void withdraw(Running& running);
   bool work(Wait wait, bool in_turn);
   void fold_payloads(uint32_t phase, const Description& what, void* out) const;
   void describe_small(size_t count, DType type, Op op);
   void remember(uint32_t seq, const Description& what, uint32_t fingerprint);
-  void record_quick(uint32_t seq, const Description& what, uint32_t fingerprint);
   void look_after();
   void sleep(int rank, uint32_t phase, Nanoseconds most);
   void await(int rank, uint32_t phase);
@@ -159,8 +179,8 @@ class Region final : public Companion {
   Engine& engine_;
   const Patience patience_;
   const Room room_;
+  const std::unique_ptr<Neighbours> neighbours_;
   const bool verify_;
-  const std::function<void(int)> ring_;
   const std::shared_ptr<record::Record> record_;
   record::Lane& lane_;
 
@@ -178,8 +198,14 @@ class Region final : public Companion {
   std::atomic<bool> turn_{false};  // taken; guards what follows
   Ring ring_a_, ring_b_;
   WriteChoice choice_;
+  Plan plan_;
   std::optional<Running> running_;
   bool stalled_ = false;  // and the engine knows
+  Direct direct_;         // of running_, where it goes that way
+  std::vector<Offer> offers_;
+  // Operations for which no offer shall be made, and how many there were the last time. The same
+  // on all ranks, or their offers would never meet.
+  int reluctance_ = 0, longest_reluctance_ = 0;
   std::vector<Finished> finished_;
   uint32_t next_phase_ = 1;
   uint32_t all_at_ = 0;  // all others are known to have reached this phase

@@ -1,12 +1,21 @@
-// How threads wait for a region, and what it is in the engine's turn.
+// How a region waits, and what it does in the turn of its engine.
+#include <linux/futex.h>
+#include <sched.h>
+
+#include <algorithm>
 #include <climits>
 #include <thread>
+#include <utility>
 
-#include "lib/region/region_turn.h"
+#include "lib/base/cores.h"
+#include "lib/region/region.h"
+#include "lib/region/waiting.h"
 
 namespace ringfold::region {
 namespace {
 
+// A wait longer than this is no ordinary one: the engine then looks after failures.
+constexpr Nanoseconds kOrdinary = std::chrono::milliseconds(2);
 // A sleeper looks around so often.
 constexpr Nanoseconds kLookAround = std::chrono::milliseconds(50);
 
@@ -17,6 +26,29 @@ constexpr Nanoseconds kLookAround = std::chrono::milliseconds(50);
 // Wakes the engine's thread to do what nobody here will do.
 void Region::look_after() {
   if (pending()) engine_.nudge();
+}
+
+// Spins, offers the core to others, then sleeps; but not for ever, since nothing else goes on here
+// while we have the turn.
+bool Region::wait_for(int rank, uint32_t phase) {
+  for (int i = 0; i < patience_.spins; ++i) {
+    relax();
+    if (reached(rank, phase)) return true;
+  }
+  for (int i = 0; i < patience_.yields; ++i) {
+    sched_yield();
+    if (reached(rank, phase)) return true;
+  }
+  const Nanoseconds begun = engine_.clock().now();
+  bool came = false;
+  Nanoseconds now{};
+  do {
+    sleep(rank, phase, kOrdinary);
+    came = reached(rank, phase);
+    now = engine_.clock().now();
+  } while (!came && !failed() && now < begun + kOrdinary);
+  if (attended_.load() == 0) record_->waited(now - begun);  // else it is counted where it waits
+  return came;
 }
 
 bool Region::wait(const std::atomic<bool>& done, Nanoseconds until) {
@@ -80,12 +112,14 @@ Nanoseconds Region::check_deadline(Nanoseconds now) {
     for (int r = 0; r < size_; ++r)
       if (r != rank_ && !reached(r, next.phase))
         missing += (missing.empty() ? "" : ", ") + std::to_string(names_[static_cast<size_t>(r)]);
-    what.why = Status(Code::timeout,
-                      running_->operation->text() + ": not done at its deadline; waiting in step " +
-                          std::to_string(running_->step) + " of " +
-                          std::to_string(running_->moves.phases()) + " for rank " + missing);
+    const std::string text =
+        running_->operation->text() + ": not done at its deadline; waiting in step " +
+        std::to_string(running_->step) + " of " +
+        std::to_string(running_->way == Way::direct ? Direct::kPhases : running_->moves.phases()) +
+        " for rank " + missing;
+    what.why = Status(Code::timeout, text);
     what.seq = running_->seq;
-    what.fingerprint = running_->fingerprint;
+    what.fingerprint = plan_.fingerprint;
     what.region = true;
   }
   engine_.stalled(channel_, what);

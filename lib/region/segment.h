@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "lib/base/net.h"
+#include "lib/region/mapping.h"
 #include "ringfold/status.h"
 
 namespace ringfold::region {
@@ -43,6 +44,9 @@ static_assert(offsetof(Flag, payload) == 32);
 struct alignas(128) Desk {
   std::atomic<uint32_t> sleepers;  // inside futex(2), on a flag of this rank
   std::atomic<uint64_t> bells;     // ranks whose engine sleeps and wants its bell rung, by bit
+  // See direct.h.
+  std::atomic<uint32_t> inside;     // this rank may be writing to others' memory
+  std::atomic<uint32_t> withdrawn;  // nobody may write to this rank's memory any more
 };
 static_assert(kMaxRanks <= 64);
 
@@ -63,13 +67,7 @@ struct Geometry {
 
 class Segment {
  public:
-  Segment() = default;
-  Segment(Segment&& other) noexcept;
-  Segment& operator=(Segment&& other) noexcept;
-  ~Segment();
-
-  // New, zeroed and wholly allocated: too little memory is an error here, not a SIGBUS later. `fd`
-  // is what to hand over. system: says how many bytes could not be had.
+  // New; `fd` is what to hand over. system: says how many bytes could not be had.
   [[nodiscard]] static Result<Segment> create(int ranks, Descriptor* fd);
   // One that another rank made; whatever is not exactly as create() makes it is refused.
   [[nodiscard]] static Result<Segment> adopt(const Descriptor& fd, int ranks);
@@ -87,13 +85,13 @@ class Segment {
   [[nodiscard]] std::byte* pool(int rank) const;
 
  private:
-  static Result<Segment> map(int fd, int ranks);
+  static Result<Segment> map(const Descriptor& fd, int ranks);
   [[nodiscard]] static size_t pools_begin(int ranks);
 
   // Each rank's flags start on a page of their own.
   static constexpr size_t kFlagsBytes = (kDepth * sizeof(Flag) + 4095) / 4096 * 4096;
 
-  std::byte* memory_ = nullptr;
+  Mapping memory_;
   std::byte* flags_ = nullptr;
   int ranks_ = 0;
   size_t pool_bytes_ = 0;

@@ -1,18 +1,17 @@
-// What the two halves of the Region share, and nobody else.
+// What the files of Region share: the order of phases, the system call to sleep on one, the turn.
 #pragma once
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <ctime>
 
 #include "lib/region/region.h"
 
 namespace ringfold::region {
-
-// A wait longer than this is no ordinary one: the engine then looks after failures.
-inline constexpr Nanoseconds kOrdinary = std::chrono::milliseconds(2);
 
 // Phases count on for ever and wrap round.
 inline bool at_or_after(uint32_t phase, uint32_t other) {
