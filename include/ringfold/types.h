@@ -69,7 +69,12 @@ constexpr std::string_view name(Op op) {
 struct Reduction {
   Op op = Op::sum;
   double factor = 1.0;
-  constexpr Reduction(Op o = Op::sum, double f = 1.0) : op(o), factor(f) {}
+  // For calls in the order of a stream: if not null, the factor instead. One element of the type of
+  // the data, in memory that kernels can use, which is read when the stream has come to the call
+  // (64-bit integers as f64 holds them).
+  const void* factor_on_stream = nullptr;
+  constexpr Reduction(Op o = Op::sum, double f = 1.0, const void* on_stream = nullptr)
+      : op(o), factor(f), factor_on_stream(on_stream) {}
 };
 
 // What decides the last bits of sums and averages. Alike on all ranks.
@@ -86,6 +91,9 @@ enum class MemoryKind : uint8_t { host, cuda };
 // A cudaStream_t as a plain pointer, so that no public header needs CUDA; ignored for host memory.
 struct Stream {
   void* handle = nullptr;
+  // Calls are in its order whatever their memory: pinned host memory or none, not only that of a
+  // device.
+  bool orders_all = false;
 };
 
 }  // namespace ringfold

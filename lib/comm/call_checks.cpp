@@ -177,7 +177,9 @@ void Communicator::Impl::meet_self(const SelfMessage& message) {
 // On a device it is behind what is on both streams, and before what comes.
 Status Communicator::Impl::move_to_self(const SelfMessage& from, const SelfMessage& to) {
   if (from.count == 0 || from.buffer == to.buffer) return {};
-  if (!cuda::is_device_memory(from.buffer) && !cuda::is_device_memory(to.buffer)) {
+  const bool ordered = cuda::is_ordered(from.buffer, nullptr, from.stream) ||
+                       cuda::is_ordered(nullptr, to.buffer, to.stream);
+  if (!ordered) {
     std::memmove(to.buffer, from.buffer, from.count * size_of(from.type));
     return {};
   }

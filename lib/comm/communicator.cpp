@@ -188,8 +188,7 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 }
 
 Work Communicator::Impl::collective(const Call& call) {
-  const bool in_region_memory =
-      region_ && !cuda::is_device_memory(call.send) && !cuda::is_device_memory(call.recv);
+  const bool in_region_memory = region_ && !cuda::is_ordered(call.send, call.recv, call.stream);
   if (Work done; in_region_memory && quick(call, &done)) return done;
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
@@ -256,7 +255,7 @@ Reduction Communicator::Impl::arithmetic(const Call& call) const {
 Status Communicator::Impl::place(UserOperation& operation, const void* input, void* work,
                                  Reduction reduction, Stream stream) {
   const Description& what = operation.what;
-  if (!cuda::is_device_memory(input) && !cuda::is_device_memory(work)) {
+  if (!cuda::is_ordered(input, work, stream)) {
     operation.compute =
         std::make_unique<HostCompute>(what.schedule, operation.position, input, work, what.type,
                                       reduction, what.piece, world_->slots());
@@ -342,7 +341,7 @@ Status Communicator::Impl::capture(const UserOperation& operation, const void* i
 
 // One rank: only the local steps are left of a schedule.
 void Communicator::Impl::run_alone(Work::State& state, const Call& call) const {
-  if (cuda::is_device_memory(call.send) || cuda::is_device_memory(call.recv))
+  if (cuda::is_ordered(call.send, call.recv, call.stream))
     return state.complete(run_alone_on_device(state.schedule, call));
   static SlotPool unused;
   HostCompute compute(state.schedule, 0, call.send, call.recv, call.type, arithmetic(call), 1,
@@ -359,7 +358,15 @@ void Communicator::Impl::run_alone(Work::State& state, const Call& call) const {
 // Done means here that it is on the stream.
 Status Communicator::Impl::run_alone_on_device(const Schedule& schedule, const Call& call) {
   const size_t element = size_of(call.type);
-  const double factor = call.reduction.op == Op::premul_sum ? call.reduction.factor : 1.0;
+  double factor = 1.0;
+  if (call.reduction.op == Op::premul_sum) {
+    factor = call.reduction.factor;
+    if (const void* on_stream = call.reduction.factor_on_stream; on_stream != nullptr) {
+      const auto read = cuda::wait_for_factor(on_stream, call.type, call.stream);
+      if (!read.ok()) return read.status();
+      factor = *read;
+    }
+  }
   for (int i = 0; i < step_count(schedule); ++i) {
     const Range range = step(schedule, 0, i).recv;  // of frames that begin at 0
     const size_t offset = range.begin * element;

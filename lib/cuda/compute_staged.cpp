@@ -2,6 +2,9 @@
 
 #include <bit>
 #include <cassert>
+#include <utility>
+
+#include "kernels/scalar.h"
 
 namespace ringfold::cuda {
 namespace {
@@ -34,6 +37,7 @@ StagedCompute::StagedCompute(const DeviceCall& call, std::shared_ptr<Worker> wor
                              std::shared_ptr<Path> path, std::byte* own_slots)
     : type_(call.type),
       reduction_(call.reduction),
+      factor_(call.factor),
       size_(call.schedule->size),
       element_bytes_(size_of(call.type)),
       slot_bytes_(slot_bytes(call.piece * size_of(call.type))),
@@ -44,7 +48,6 @@ StagedCompute::StagedCompute(const DeviceCall& call, std::shared_ptr<Worker> wor
       in_place_(input_ != nullptr && work_ != nullptr &&
                 reinterpret_cast<uintptr_t>(input_) - input_begin_ * element_bytes_ ==
                     reinterpret_cast<uintptr_t>(work_) - work_begin_ * element_bytes_),
-      scales_(reduction_.op == Op::premul_sum && reduction_.factor != 1.0),
       worker_(std::move(worker)),
       path_(std::move(path)),
       owns_slots_(own_slots != nullptr),
@@ -66,6 +69,8 @@ StagedCompute::~StagedCompute() {
 // each give theirs to another operation.
 bool StagedCompute::ready() {
   if (!worker_->begun()) return false;
+  if (factor_ != nullptr)
+    reduction_.factor = scalar_as_factor(type_, std::exchange(factor_, nullptr));
   if (slots_ == nullptr) slots_ = path_->take_slots(turn_);
   return slots_ != nullptr;
 }
@@ -133,7 +138,7 @@ void StagedCompute::consume(const Piece& piece, int slot, int operand_slot, cons
   command.b = view;
   command.out = out;
   command.count = count;
-  if (scales_ && piece.side == From::input) command.scale_a = reduction_.factor;
+  if (scales() && piece.side == From::input) command.scale_a = reduction_.factor;
   command.count_a = piece.mine;
   command.count_b = piece.theirs;
   command.total = size_;
@@ -149,13 +154,13 @@ void StagedCompute::stage(const Piece& piece, int slot, Buffer* out, Completion*
   if (piece.side == From::transit) return finish(completion);
   const bool from_input = piece.side == From::input;
   give(copy_of(from_input ? input(piece.range) : work(piece.range), to, count,
-               from_input && scales_ ? reduction_.factor : 1.0),
+               from_input && scales() ? reduction_.factor : 1.0),
        completion);
 }
 
 void StagedCompute::copy_local(Range range, Completion* completion) {
-  if (range.empty() || (in_place_ && !scales_)) return finish(completion);
-  give(copy_of(input(range), work(range), range.count, scales_ ? reduction_.factor : 1.0),
+  if (range.empty() || (in_place_ && !scales())) return finish(completion);
+  give(copy_of(input(range), work(range), range.count, scales() ? reduction_.factor : 1.0),
        completion);
 }
 

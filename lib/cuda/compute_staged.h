@@ -60,14 +60,19 @@ class StagedCompute final : public Compute {
   [[nodiscard]] Command copy_of(const void* from, void* to, size_t count, double factor) const;
   void give(const Command& command, Completion* completion, int landing = -1);
 
+  [[nodiscard]] bool scales() const {
+    return reduction_.op == Op::premul_sum && reduction_.factor != 1.0;
+  }
+
   const DType type_;
-  const Reduction reduction_;
+  Reduction reduction_;
+  const std::byte* factor_;  // to be read when the stream has come to it, or null
   const int size_;
   const size_t element_bytes_, slot_bytes_;
   std::byte* const input_;
   std::byte* const work_;
   const size_t input_begin_, work_begin_;  // of the frame
-  const bool in_place_, scales_;
+  const bool in_place_;
   const std::shared_ptr<Worker> worker_;
   const std::shared_ptr<Path> path_;
   const bool owns_slots_;

@@ -118,6 +118,8 @@ Result<Gate*> Device::take_gate() {
   Gate* const gate = *found;
   *found = free_gates_.back();
   free_gates_.pop_back();
+  for (std::byte* const memory : gate->kept) put_back(memory);
+  gate->kept.clear();
   return gate;
 }
 
@@ -176,6 +178,11 @@ Result<std::byte*> Device::take_pinned(size_t bytes) {
 
 void Device::give_pinned(std::byte* memory) {
   const std::lock_guard guard(lock_);
+  put_back(memory);
+}
+
+// REQUIRES the lock.
+void Device::put_back(std::byte* memory) {
   const auto taken = taken_.find(memory);
   auto range = free_.emplace(memory, taken->second).first;
   taken_.erase(taken);

@@ -36,6 +36,7 @@ class InContext {
 struct Gate {
   Lane* lanes = nullptr;
   std::array<uint32_t, kMaxLanes> launches{}, posted{};
+  std::vector<std::byte*> kept;  // pinned memory, to be given back when the lanes have left
 };
 
 class Device {
@@ -69,6 +70,7 @@ class Device {
   Status make_ready();
   Status add_gates();
   Status add_pinned(size_t bytes);
+  void put_back(std::byte* memory);
 
   const CUcontext context_;
   Functions workers_{}, reduces_{};

@@ -30,6 +30,7 @@
   X(cuPointerGetAttribute)             \
   X(cuStreamCreate)                    \
   X(cuStreamGetCaptureInfo)            \
+  X(cuStreamSynchronize)               \
   X(cuStreamWaitEvent)                 \
   X(cuThreadExchangeStreamCaptureMode) \
   X(cuUserObjectCreate)

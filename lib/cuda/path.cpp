@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "kernels/scalar.h"
 #include "lib/base/base.h"
 #include "lib/cuda/compute_staged.h"
 
@@ -126,6 +127,10 @@ bool is_device_memory(const void* pointer) {
   return pointer != nullptr && driver().ok() && where_is(pointer).device;
 }
 
+Status usable() {
+  return driver().status();
+}
+
 void prepare() {
   CUcontext context = nullptr;
   if (driver().ok() && call().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context != nullptr)
@@ -185,7 +190,22 @@ void Path::leave(uint64_t turn, std::byte* slots) {
 
 // ---- calls ------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& call, std::shared_ptr<Path>& path) {
+namespace {
+
+// What a factor on the device needs of the worker that serves the call.
+Status bring_factor(Worker& worker, DeviceCall* call) {
+  const Reduction& reduction = call->reduction;
+  if (reduction.op != Op::premul_sum || reduction.factor_on_stream == nullptr) return {};
+  const auto factor = worker.bring(reduction.factor_on_stream, call->type);
+  if (factor.ok()) call->factor = *factor;
+  return factor.status();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& given,
+                                              std::shared_ptr<Path>& path) {
+  DeviceCall call = given;
   const auto device = device_of(call.input, call.work);
   if (!device.ok()) return device.status();
   const InContext in((*device)->context());
@@ -198,8 +218,10 @@ Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& call, std::share
   } else if (Status status = path->reserve(call.piece * size_of(call.type)); !status.ok()) {
     return status;
   }
-  return std::unique_ptr<Compute>(
-      std::make_unique<StagedCompute>(call, worker_for(**device, call).worker, path, slots));
+  const std::shared_ptr<Worker> worker = worker_for(**device, call).worker;
+  const Status factor = bring_factor(*worker, &call);
+  auto compute = std::make_unique<StagedCompute>(call, worker, path, slots);
+  return factor.ok() ? Result<std::unique_ptr<Compute>>(std::move(compute)) : factor;
 }
 
 // ---- graphs -----------------------------------------------------------------------------------
@@ -212,13 +234,18 @@ bool is_captured(Stream stream) {
 }
 
 // Each has slots of its own: replays and other calls come in any order.
-Status record(const DeviceCall& call, std::unique_ptr<Replayed> operation) {
+Status record(const DeviceCall& given, std::unique_ptr<Replayed> operation) {
+  DeviceCall call = given;
   const auto device = device_of(call.input, call.work);
   if (!device.ok()) return device.status();
   const InContext in((*device)->context());
   auto path = std::make_shared<Path>(**device, 1);
   if (Status status = path->reserve(call.piece * size_of(call.type)); !status.ok()) return status;
   Waiting& waiting = worker_for(**device, call);
+  if (Status status = bring_factor(*waiting.worker, &call); !status.ok()) {
+    waiting.worker->release();
+    return status;
+  }
   if (!waiting.captured) {
     waiting.captured = std::make_unique<Captured>();
     waiting.captured->worker = waiting.worker;
@@ -291,6 +318,21 @@ Status enqueue_copy(const void* from, void* to, size_t count, DType type, double
                                      kWorkerThreads, 1, 1, 0, static_cast<CUstream>(stream.handle),
                                      parameters, nullptr),
                "launching the copy kernel");
+}
+
+Result<double> wait_for_factor(const void* factor, DType type, Stream stream) {
+  const auto device = device_of(factor, nullptr);
+  if (!device.ok()) return device.status();
+  const InContext in((*device)->context());
+  const auto pinned = (*device)->take_pinned(size_of(type));
+  if (!pinned.ok()) return pinned.status();
+  Status status = enqueue_copy(factor, *pinned, 1, type, 1.0, stream);
+  if (status.ok())
+    status = check(call().cuStreamSynchronize(static_cast<CUstream>(stream.handle)),
+                   "waiting for a factor");
+  const double value = status.ok() ? scalar_as_factor(type, *pinned) : 1.0;
+  (*device)->give_pinned(*pinned);
+  return status.ok() ? Result<double>(value) : status;
 }
 
 Status move(const void* from, Stream from_stream, void* to, Stream to_stream, size_t count,

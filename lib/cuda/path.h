@@ -25,6 +25,14 @@ class Device;
 // null are not.
 [[nodiscard]] bool is_device_memory(const void* pointer);
 
+// Whether a call with these buffers is in the order of the stream, and so for the device.
+[[nodiscard]] inline bool is_ordered(const void* one, const void* other, Stream stream) {
+  return stream.orders_all || is_device_memory(one) || is_device_memory(other);
+}
+
+// Ok if this build and this machine's driver serve calls on a device; else why not.
+[[nodiscard]] Status usable();
+
 // Gets the device of this thread's current context ready, if it has one, so that no call needs to
 // do it while something runs there. A failure comes again at the first call that needs the device.
 void prepare();
@@ -77,11 +85,14 @@ struct DeviceCall {
   size_t piece = 0;  // elements
   bool point_to_point = false;
   Stream stream;
+  const std::byte* factor = nullptr;  // set by make_compute() and record(): of the worker
 };
 
 // Puts to[i] = from[i] * factor on the stream, rounded as premul_sum does.
 [[nodiscard]] Status enqueue_copy(const void* from, void* to, size_t count, DType type,
                                   double factor, Stream stream);
+// Waits for the stream, and reads a factor of the type that is in memory of the device.
+[[nodiscard]] Result<double> wait_for_factor(const void* factor, DType type, Stream stream);
 // Copies behind what is on both streams now, and before what comes after on either.
 [[nodiscard]] Status move(const void* from, Stream from_stream, void* to, Stream to_stream,
                           size_t count, DType type);

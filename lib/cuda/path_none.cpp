@@ -12,6 +12,10 @@ Status no_cuda() {
 
 void prepare() {}
 
+Status usable() {
+  return no_cuda();
+}
+
 bool is_device_memory(const void*) {
   return false;
 }
@@ -21,6 +25,10 @@ Result<std::unique_ptr<Compute>> make_compute(const DeviceCall&, std::shared_ptr
 }
 
 Status enqueue_copy(const void*, void*, size_t, DType, double, Stream) {
+  return no_cuda();
+}
+
+Result<double> wait_for_factor(const void*, DType, Stream) {
   return no_cuda();
 }
 

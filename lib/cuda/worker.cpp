@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/words.h"
+#include "lib/cuda/path.h"
 
 namespace ringfold::cuda {
 namespace {
@@ -28,7 +29,13 @@ bool reached(uint32_t count, uint32_t target) {
 
 }  // namespace
 
+// What was brought stays until the launch has left the stream: the copies may be still to come.
 Worker::~Worker() {
+  for (const Brought& one : brought_)
+    if (gate_ != nullptr)
+      gate_->kept.push_back(one.to);
+    else
+      device_.give_pinned(one.to);
   if (gate_ != nullptr) device_.give_gate(gate_);
   if (own_stream_ != nullptr) device_.give_stream(own_stream_);
 }
@@ -41,6 +48,20 @@ bool Worker::serve(bool reduces, DType type, size_t bytes) {
   const std::lock_guard guard(lock_);
   ++operations_;
   return true;
+}
+
+Result<const std::byte*> Worker::bring(const void* element, DType type) {
+  const auto pinned = device_.take_pinned(size_of(type));
+  if (!pinned.ok()) return pinned.status();
+  brought_.push_back({element, *pinned, type});
+  return *pinned;
+}
+
+Status Worker::copy_brought(CUstream stream) {
+  for (const Brought& one : brought_)
+    if (Status status = enqueue_copy(one.from, one.to, 1, one.type, 1.0, {stream}); !status.ok())
+      return status;
+  return {};
 }
 
 void Worker::release() {
@@ -72,6 +93,7 @@ CUresult Worker::put(CUstream stream) {
 // ended, for which the engine needs it.
 Status Worker::launch(CUstream stream) {
   if (Status status = take_gate(); !status.ok()) return status;
+  if (Status status = copy_brought(stream); !status.ok()) return status;
   {
     const std::lock_guard guard(lock_);
     for (size_t i = 0; i < static_cast<size_t>(lanes_); ++i) ++gate_->launches[i];
@@ -91,6 +113,7 @@ Status Worker::launch(CUstream stream) {
 
 Status Worker::capture(CUstream stream) {
   if (Status status = take_gate(); !status.ok()) return status;
+  if (Status status = copy_brought(stream); !status.ok()) return status;
   operations_ = 0;  // those of a replay come with it
   return check(put(stream), "capturing the worker kernel");
 }

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <vector>
 
 #include "lib/cuda/device.h"
 
@@ -32,6 +33,9 @@ class Worker {
   // One more operation to serve, before the launch. Only one type is reduced by one worker, but any
   // are copied: false if it cannot serve this one.
   [[nodiscard]] bool serve(bool reduces, DType type, size_t bytes);
+  // Before the launch the stream brings one element that is on the device to pinned memory, where
+  // it can be read once the worker has begun.
+  Result<const std::byte*> bring(const void* element, DType type);
   // An operation is over, or will never be. After the last one the launch ends.
   void release();
 
@@ -57,8 +61,15 @@ class Worker {
   [[nodiscard]] bool done(const Ticket& ticket) const;
 
  private:
+  struct Brought {
+    const void* from;
+    std::byte* to;
+    DType type;
+  };
+
   [[nodiscard]] bool begun(int lane) const;
   Status take_gate();
+  Status copy_brought(CUstream stream);
   CUresult put(CUstream stream);
   void end();
 
@@ -68,6 +79,7 @@ class Worker {
   bool reduces_ = false;
   size_t bytes_ = 0;  // of the largest operation
   CUstream own_stream_ = nullptr;
+  std::vector<Brought> brought_;
 
   mutable std::mutex lock_;  // guards what follows
   int operations_ = 0;
