@@ -8,12 +8,17 @@
 
 #define RINGFOLD_TEST_DRIVER_FUNCTIONS(X) \
   X(cuInit)                               \
+  X(cuCtxGetDevice)                       \
   X(cuCtxSetCurrent)                      \
   X(cuCtxSynchronize)                     \
   X(cuDeviceGet)                          \
+  X(cuDeviceGetAttribute)                 \
+  X(cuDeviceGetCount)                     \
   X(cuDeviceGetName)                      \
   X(cuDevicePrimaryCtxRetain)             \
   X(cuDevicePrimaryCtxRelease)            \
+  X(cuEventElapsedTime)                   \
+  X(cuEventSynchronize)                   \
   X(cuGraphDestroy)                       \
   X(cuGraphExecDestroy)                   \
   X(cuGraphInstantiate)                   \
@@ -21,14 +26,15 @@
   X(cuMemAlloc)                           \
   X(cuMemAllocManaged)                    \
   X(cuMemFree)                            \
+  X(cuMemcpyDtoH)                         \
   X(cuMemcpyDtoHAsync)                    \
   X(cuMemcpyDtoDAsync)                    \
+  X(cuMemcpyHtoD)                         \
   X(cuMemcpyHtoDAsync)                    \
   X(cuMemsetD8Async)                      \
   X(cuStreamBeginCapture)                 \
   X(cuStreamDestroy)                      \
-  X(cuStreamEndCapture)                   \
-  X(cuStreamSynchronize)
+  X(cuStreamEndCapture)
 
 namespace ringfold::test {
 
@@ -36,6 +42,7 @@ struct TestDriver {
 #define RINGFOLD_TEST_DRIVER_MEMBER(name) decltype(&::name) name;
   RINGFOLD_TEST_DRIVER_FUNCTIONS(RINGFOLD_TEST_DRIVER_MEMBER)
 #undef RINGFOLD_TEST_DRIVER_MEMBER
+  decltype(&::cuStreamSynchronize) cuStreamSynchronize;  // in the library's list, too
 };
 
 // From `find`: emulated_function, or dlsym of the real driver. Ends the process if one is missing.
@@ -52,6 +59,7 @@ inline TestDriver test_driver(cuda::FindFunction find) {
 #define RINGFOLD_TEST_DRIVER_STRING(name) #name
 #define RINGFOLD_TEST_DRIVER_GET(name) get(table.name, RINGFOLD_TEST_DRIVER_STRING(name));
   RINGFOLD_TEST_DRIVER_FUNCTIONS(RINGFOLD_TEST_DRIVER_GET)
+  RINGFOLD_TEST_DRIVER_GET(cuStreamSynchronize)
 #undef RINGFOLD_TEST_DRIVER_GET
 #undef RINGFOLD_TEST_DRIVER_STRING
   return table;

@@ -60,6 +60,18 @@ CUresult device_get(CUdevice* device, int ordinal) {
   return CUDA_SUCCESS;
 }
 
+CUresult device_get_count(int* devices) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  *devices = 1;
+  return CUDA_SUCCESS;
+}
+
+// A device of compute capability 9.0: with all types.
+CUresult device_get_attribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : 0;
+  return CUDA_SUCCESS;
+}
+
 CUresult device_get_name(char* name, int length, CUdevice) {
   std::snprintf(name, static_cast<size_t>(length), "emulated");
   return CUDA_SUCCESS;
@@ -77,6 +89,12 @@ CUresult primary_ctx_release(CUdevice) {
 CUresult ctx_set_current(CUcontext c) {
   if (!contexts.empty()) contexts.pop_back();
   if (c != nullptr) contexts.push_back(c);
+  return CUDA_SUCCESS;
+}
+
+CUresult ctx_get_device(CUdevice* device) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  *device = 0;
   return CUDA_SUCCESS;
 }
 
@@ -187,6 +205,20 @@ CUresult copy_on_device(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream
   return copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes, stream);
 }
 
+CUresult copy_and_wait(void* to, const void* from, size_t bytes) {
+  const CUresult result = copy(to, from, bytes, nullptr);
+  if (result == CUDA_SUCCESS) wait_for(stream_of(nullptr));
+  return result;
+}
+
+CUresult copy_to_device_and_wait(CUdeviceptr to, const void* from, size_t bytes) {
+  return copy_and_wait(reinterpret_cast<void*>(to), from, bytes);
+}
+
+CUresult copy_to_host_and_wait(void* to, CUdeviceptr from, size_t bytes) {
+  return copy_and_wait(to, reinterpret_cast<const void*>(from), bytes);
+}
+
 CUresult set_bytes(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
   if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
   return put(stream, [=] { std::memset(reach(reinterpret_cast<void*>(to)), value, bytes); });
@@ -284,6 +316,17 @@ CUresult event_record(CUevent event, CUstream stream) {
   return CUDA_SUCCESS;
 }
 
+CUresult event_synchronize(CUevent event) {
+  wait_for(*reinterpret_cast<Event*>(event));
+  return CUDA_SUCCESS;
+}
+
+CUresult event_elapsed_time(float* milliseconds, CUevent begin, CUevent end) {
+  *milliseconds =
+      milliseconds_between(*reinterpret_cast<Event*>(begin), *reinterpret_cast<Event*>(end));
+  return CUDA_SUCCESS;
+}
+
 CUresult stream_wait_event(CUstream stream, CUevent event, unsigned) {
   if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
   return wait_event(stream, *reinterpret_cast<Event*>(event));
@@ -369,18 +412,23 @@ CUresult graph_retain_user_object(CUgraph graph, CUuserObject object, unsigned c
 const std::map<std::string, void*>& functions() {
   static const std::map<std::string, void*> kFunctions = {
       RINGFOLD_ENTRY(cuCtxGetCurrent, ctx_get_current),
+      RINGFOLD_ENTRY(cuCtxGetDevice, ctx_get_device),
       RINGFOLD_ENTRY(cuCtxPopCurrent, ctx_pop_current),
       RINGFOLD_ENTRY(cuCtxPushCurrent, ctx_push_current),
       RINGFOLD_ENTRY(cuCtxSetCurrent, ctx_set_current),
       RINGFOLD_ENTRY(cuCtxSynchronize, ctx_synchronize),
       RINGFOLD_ENTRY(cuDeviceGet, device_get),
+      RINGFOLD_ENTRY(cuDeviceGetAttribute, device_get_attribute),
+      RINGFOLD_ENTRY(cuDeviceGetCount, device_get_count),
       RINGFOLD_ENTRY(cuDeviceGetName, device_get_name),
       RINGFOLD_ENTRY(cuDevicePrimaryCtxRelease, primary_ctx_release),
       RINGFOLD_ENTRY(cuDevicePrimaryCtxRetain, primary_ctx_retain),
       RINGFOLD_ENTRY(cuDriverGetVersion, driver_get_version),
       RINGFOLD_ENTRY(cuEventCreate, event_create),
       RINGFOLD_ENTRY(cuEventDestroy, event_destroy),
+      RINGFOLD_ENTRY(cuEventElapsedTime, event_elapsed_time),
       RINGFOLD_ENTRY(cuEventRecord, event_record),
+      RINGFOLD_ENTRY(cuEventSynchronize, event_synchronize),
       RINGFOLD_ENTRY(cuFuncLoad, func_load),
       RINGFOLD_ENTRY(cuGetErrorString, get_error_string),
       RINGFOLD_ENTRY(cuGraphDestroy, graph_destroy),
@@ -396,6 +444,8 @@ const std::map<std::string, void*>& functions() {
       RINGFOLD_ENTRY(cuMemFree, mem_free),
       RINGFOLD_ENTRY(cuMemFreeHost, mem_free_host),
       RINGFOLD_ENTRY(cuMemHostAlloc, mem_host_alloc),
+      RINGFOLD_ENTRY(cuMemcpyDtoH, copy_to_host_and_wait),
+      RINGFOLD_ENTRY(cuMemcpyHtoD, copy_to_device_and_wait),
       RINGFOLD_ENTRY(cuMemcpyDtoDAsync, copy_on_device),
       RINGFOLD_ENTRY(cuMemcpyDtoHAsync, copy_to_host),
       RINGFOLD_ENTRY(cuMemcpyHtoDAsync, copy_to_device),

@@ -1,6 +1,7 @@
 // Inside the emulated driver: what its parts share.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -49,6 +50,7 @@ struct Item {
   size_t queue = 0;
   uint64_t ticket = 0;  // its place in the hardware queue
   bool done = false;
+  std::chrono::steady_clock::time_point ended;
 };
 
 struct Stream;
@@ -124,6 +126,8 @@ CUresult put(CUstream handle, std::function<void()> run, bool kernel = false,
 void wait_for_all();
 void wait_for(Stream& stream);
 void record(Event& event, CUstream handle);
+void wait_for(const Event& event);
+float milliseconds_between(const Event& begin, const Event& end);
 CUresult wait_event(CUstream handle, const Event& event);
 CUresult begin_capture(CUstream handle);
 CUresult end_capture(CUstream handle, Graph** graph);

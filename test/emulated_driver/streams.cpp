@@ -8,7 +8,8 @@ namespace {
 constexpr int kLongestDelay = 200;                    // microseconds before an item runs
 constexpr auto kPatience = std::chrono::seconds(60);  // of a host thread with a device that stands
 
-std::unique_ptr<State> the_state;
+// Never destroyed: the streams of a driver that lives until the end are still there then.
+std::unique_ptr<State>& the_state = *new std::unique_ptr<State>;
 thread_local Stream* per_thread = nullptr;
 thread_local uint64_t per_thread_of = 0;  // the driver it belongs to
 uint64_t drivers = 0;
@@ -59,6 +60,7 @@ void serve_stream(State& s, Stream& stream) {
     if (item->run) item->run();
     guard.lock();
     item->done = true;
+    item->ended = std::chrono::steady_clock::now();
     item->after.clear();
     stream.items.pop_front();
     s.changed.notify_all();
@@ -186,6 +188,17 @@ void record(Event& event, CUstream handle) {
   event.capture = stream.capture;
   event.capture_after = stream.capture_after;
   event.item = stream.capture ? nullptr : enqueue(s, stream, nullptr, {});
+}
+
+void wait_for(const Event& event) {
+  State& s = state();
+  std::unique_lock guard(s.lock);
+  wait_until_done(s, guard, event.item);
+}
+
+float milliseconds_between(const Event& begin, const Event& end) {
+  const std::lock_guard guard(state().lock);
+  return std::chrono::duration<float, std::milli>(end.item->ended - begin.item->ended).count();
 }
 
 CUresult wait_event(CUstream handle, const Event& event) {
