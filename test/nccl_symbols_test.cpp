@@ -344,7 +344,7 @@ TEST_CASE("C69: two copies of it, and another library with the same names, do no
   CHECK(second == 3);
 }
 
-TEST_CASE("with a CUDA driver in the process device memory is known, and refused") {
+TEST_CASE("with a CUDA driver that is too old device memory is known, and refused") {
   Environment environment;
   environment.set("RINGFOLD_INTERFACES", "lo");
   const Copy copy;  // it remembers the driver
@@ -362,7 +362,7 @@ TEST_CASE("with a CUDA driver in the process device memory is known, and refused
     const std::string text = CALL(library, ncclGetLastError)(comm);
     INFO(text);
     CHECK(result == ncclInvalidUsage);
-    CHECK(text.find("is device memory") != std::string::npos);
+    CHECK(text.find("is device memory, which ringfold cannot use here") != std::string::npos);
   };
   const auto all_reduce = CALL(library, ncclAllReduce);
   refused(all_reduce(on_device, &on_host, 1, ncclFloat32, ncclSum, comm, nullptr));

@@ -2,8 +2,9 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/floats.h"
+#include "kernels/scalar.h"
 #include "lib/adapters/nccl_state.h"
+#include "lib/cuda/path.h"
 
 namespace ringfold::nccl {
 namespace {
@@ -21,47 +22,17 @@ Result<DType> to_dtype(ncclDataType_t type) {
                              kDTypeNames.front(), kDTypes - 1, kDTypeNames.back()));
 }
 
-template <class T>
-T read(const void* scalar) {
-  T value;
-  std::memcpy(&value, scalar, sizeof value);
-  return value;
-}
-
-// The scalar as a factor. Integers are multiplied modulo the type, so unsigned ones may count down.
+// The scalar as a factor, if it is one that ringfold can apply.
 Result<double> to_factor(DType type, const void* scalar) {
-  switch (type) {
-    case DType::i8:
-    case DType::u8:
-      return read<int8_t>(scalar);
-    case DType::i32:
-    case DType::u32:
-      return read<int32_t>(scalar);
-    case DType::i64:
-    case DType::u64: {
-      const auto whole = read<int64_t>(scalar);
-      if (whole <= kLargestFactor && whole >= -kLargestFactor) return static_cast<double>(whole);
-      return usage(
-          fmt::format("a factor of {}: ringfold offers up to 2^53 for 64-bit integers", whole));
-    }
-    case DType::f16:
-      return to_f32(read<F16>(scalar));
-    case DType::bf16:
-      return to_f32(read<BF16>(scalar));
-    case DType::f8e4m3:
-      return to_f32(read<F8E4M3>(scalar));
-    case DType::f8e5m2:
-      return to_f32(read<F8E5M2>(scalar));
-    case DType::f32:
-      return read<float>(scalar);
-    case DType::f64:
-      return read<double>(scalar);
-  }
-  return invalid("datatype");
+  if (type != DType::i64 && type != DType::u64) return scalar_as_factor(type, scalar);
+  const auto whole = read_scalar<int64_t>(scalar);
+  if (whole <= kLargestFactor && whole >= -kLargestFactor) return scalar_as_factor(type, scalar);
+  return usage(
+      fmt::format("a factor of {}: ringfold offers up to 2^53 for 64-bit integers", whole));
 }
 
 // Operations are numbered per communicator; one belongs to one type.
-Result<Reduction> to_reduction(Comm& comm, ncclRedOp_t op, DType type) {
+Result<Reduction> to_reduction(Comm& comm, ncclRedOp_t op, DType type, bool for_device) {
   if (op >= 0 && op < ncclNumOps) return Reduction(static_cast<Op>(op));
   std::optional<PreMulSum> made;
   {
@@ -78,6 +49,12 @@ Result<Reduction> to_reduction(Comm& comm, ncclRedOp_t op, DType type) {
     return invalid(fmt::format("op {} was made for {}, but the data is {}", static_cast<int>(op),
                                name(made->type), name(type)));
   if (made->scalar == nullptr) return Reduction(Op::premul_sum, made->factor);
+  if (for_device && is_for_kernels(made->scalar))
+    return Reduction(Op::premul_sum, 1.0, made->scalar);
+  if (!is_for_host(made->scalar))
+    return invalid(
+        fmt::format("the scalar of op {} at {} is on a device, but the data is in host memory",
+                    static_cast<int>(op), made->scalar));
   const auto factor = to_factor(type, made->scalar);
   if (!factor.ok()) return factor.status();
   return Reduction(Op::premul_sum, *factor);
@@ -89,108 +66,141 @@ struct Data {
   void* recv;
   size_t count;
   ncclDataType_t type;
+  cudaStream_t stream;
 };
 
-// Checks what is alike everywhere and starts `begin(communicator, type)`.
+// What begins a call once its arguments are known to be right.
+struct Known {
+  Communicator& on;
+  DType type;
+  Stream stream;
+};
+
+// Checks what is alike everywhere and starts `begin(known)`.
 template <class Begin>
-ncclResult_t call(ncclComm_t comm, const Data& data, Begin begin,
-                  std::function<void()> before = nullptr) {
+ncclResult_t call(ncclComm_t comm, const Data& data, Begin begin) {
   const auto found = comms().find(comm);
   if (!found.ok()) return refuse(found.status());
   const auto type = to_dtype(data.type);
   if (!type.ok()) return refuse(type.status(), found->get());
-  if (data.count > 0)
-    for (const void* pointer : {data.send, static_cast<const void*>(data.recv)})
-      if (const Status memory = usable_memory(pointer); !memory.ok())
-        return refuse(memory, found->get());
-  return start(
-      *found, [&](Communicator& on) { return begin(on, *type); }, std::move(before));
+  const auto for_device = is_for_device(data.send, data.recv, data.stream);
+  if (!for_device.ok()) return refuse(for_device.status(), found->get());
+  const Stream stream{data.stream, *for_device};
+  return start({*found, *for_device, [&](Communicator& on) {
+                  return begin(Known{on, *type, stream});
+                }});
 }
 
-// The same for what reduces: `begin(communicator, type, reduction)`.
+// The same for what reduces: `begin(known, reduction)`.
 template <class Begin>
 ncclResult_t call(ncclComm_t comm, const Data& data, ncclRedOp_t op, Begin begin) {
   const auto found = comms().find(comm);
   if (!found.ok()) return refuse(found.status());
-  return call(comm, data, [&](Communicator& on, DType type) {
-    const auto reduction = to_reduction(**found, op, type);
-    return reduction.ok() ? begin(on, type, *reduction) : Work(reduction.status());
+  return call(comm, data, [&](const Known& known) {
+    const auto reduction = to_reduction(**found, op, known.type, known.stream.orders_all);
+    return reduction.ok() ? begin(known, *reduction) : Work(reduction.status());
   });
+}
+
+// Whether this rank is the root, as far as is known: the others need no buffer for what only the
+// root has or gets, and whatever they give is not looked at.
+bool is_root(ncclComm_t comm, int root) {
+  const auto found = comms().find(comm);
+  const auto communicator =
+      found.ok() ? (*found)->whatever_failed() : Result<Communicator>(found.status());
+  return !communicator.ok() || communicator->rank() == root;
 }
 
 // ---- the collectives, for their plain and their configured form -------------------------------
 
 ncclResult_t all_reduce(const Data& data, ncclRedOp_t op, ncclComm_t comm) {
-  return call(comm, data, op, [&](Communicator& on, DType type, Reduction reduction) {
-    return on.all_reduce(data.send, data.recv, data.count, type, reduction);
+  return call(comm, data, op, [&](const Known& known, Reduction reduction) {
+    return known.on.all_reduce(data.send, data.recv, data.count, known.type, reduction,
+                               known.stream);
   });
 }
 
-ncclResult_t reduce(const Data& data, ncclRedOp_t op, int root, ncclComm_t comm) {
-  return call(comm, data, op, [&](Communicator& on, DType type, Reduction reduction) {
-    return on.reduce(data.send, data.recv, data.count, type, reduction, root);
+ncclResult_t reduce(Data data, ncclRedOp_t op, int root, ncclComm_t comm) {
+  if (!is_root(comm, root)) data.recv = nullptr;
+  return call(comm, data, op, [&](const Known& known, Reduction reduction) {
+    return known.on.reduce(data.send, data.recv, data.count, known.type, reduction, root,
+                           known.stream);
   });
 }
 
 ncclResult_t reduce_scatter(const Data& data, ncclRedOp_t op, ncclComm_t comm) {
-  return call(comm, data, op, [&](Communicator& on, DType type, Reduction reduction) {
-    return on.reduce_scatter(data.send, data.recv, data.count, type, reduction);
+  return call(comm, data, op, [&](const Known& known, Reduction reduction) {
+    return known.on.reduce_scatter(data.send, data.recv, data.count, known.type, reduction,
+                                   known.stream);
   });
+}
+
+// Ok if a broadcast may first copy one buffer to the other.
+Status can_copy(const Data& data, DType type) {
+  if (data.send == nullptr || data.recv == nullptr)
+    return null_argument(data.send == nullptr ? "sendbuff" : "recvbuff");
+  const size_t bytes = data.count * size_of(type);
+  const auto* const from = static_cast<const char*>(data.send);
+  const auto* const to = static_cast<const char*>(data.recv);
+  if (data.count <= std::numeric_limits<ptrdiff_t>::max() / size_of(type) &&
+      (from + bytes <= to || to + bytes <= from))
+    return {};
+  return invalid(fmt::format("broadcast: sendbuff {} and recvbuff {} overlap, but are not equal",
+                             data.send, data.recv));
 }
 
 // The root may have its data elsewhere than where everybody gets it: it is copied there first.
 ncclResult_t broadcast(const Data& data, int root, ncclComm_t comm) {
   const auto found = comms().find(comm);
   if (!found.ok()) return refuse(found.status());
-  const auto communicator = (*found)->whatever_failed();
-  const bool copies =
-      communicator.ok() && communicator->rank() == root && data.count > 0 && data.send != data.recv;
-  if (!copies)
-    return call(comm, data, [&](Communicator& on, DType type) {
-      return on.broadcast(data.recv, data.count, type, root);
-    });
-  if (data.send == nullptr || data.recv == nullptr)
-    return refuse(null_argument(data.send == nullptr ? "sendbuff" : "recvbuff"), found->get());
   const auto type = to_dtype(data.type);
   if (!type.ok()) return refuse(type.status(), found->get());
-  const size_t bytes = data.count * size_of(*type);
-  const auto* const from = static_cast<const char*>(data.send);
-  auto* const to = static_cast<char*>(data.recv);
-  if (data.count > std::numeric_limits<ptrdiff_t>::max() / size_of(*type) ||
-      (from < to + bytes && to < from + bytes))
-    return refuse(invalid(fmt::format("broadcast: sendbuff {} and recvbuff {} overlap, but are not "
-                                      "equal",
-                                      data.send, data.recv)),
-                  found->get());
-  return call(
-      comm, data,
-      [&](Communicator& on, DType known) {
-        return on.broadcast(data.recv, data.count, known, root);
-      },
-      [from, to, bytes] { std::memcpy(to, from, bytes); });
+  const bool copies = is_root(comm, root) && data.count > 0 && data.send != data.recv;
+  if (copies)
+    if (const Status status = can_copy(data, *type); !status.ok())
+      return refuse(status, found->get());
+  // Others need only the memory that they receive into.
+  const auto for_device = is_for_device(copies ? data.send : nullptr, data.recv, data.stream);
+  if (!for_device.ok()) return refuse(for_device.status(), found->get());
+  const Stream stream{data.stream, *for_device};
+  Start what{*found, *for_device, [&](Communicator& on) {
+               return on.broadcast(data.recv, data.count, *type, root, stream);
+             }};
+  if (copies && *for_device)
+    what.before = [data, type = *type, stream] {
+      return cuda::enqueue_copy(data.send, data.recv, data.count, type, 1.0, stream);
+    };
+  else if (copies)
+    what.before = [data, bytes = data.count * size_of(*type)] {
+      std::memcpy(data.recv, data.send, bytes);
+      return Status();
+    };
+  return start(what);
 }
 
 ncclResult_t all_gather(const Data& data, ncclComm_t comm) {
-  return call(comm, data, [&](Communicator& on, DType type) {
-    return on.all_gather(data.send, data.recv, data.count, type);
+  return call(comm, data, [&](const Known& known) {
+    return known.on.all_gather(data.send, data.recv, data.count, known.type, known.stream);
   });
 }
 
 ncclResult_t all_to_all(const Data& data, ncclComm_t comm) {
-  return call(comm, data, [&](Communicator& on, DType type) {
-    return on.all_to_all(data.send, data.recv, data.count, type);
+  return call(comm, data, [&](const Known& known) {
+    return known.on.all_to_all(data.send, data.recv, data.count, known.type, known.stream);
   });
 }
 
-ncclResult_t gather(const Data& data, int root, ncclComm_t comm) {
-  return call(comm, data, [&](Communicator& on, DType type) {
-    return on.gather(data.send, data.recv, data.count, type, root);
+ncclResult_t gather(Data data, int root, ncclComm_t comm) {
+  if (!is_root(comm, root)) data.recv = nullptr;
+  return call(comm, data, [&](const Known& known) {
+    return known.on.gather(data.send, data.recv, data.count, known.type, root, known.stream);
   });
 }
 
-ncclResult_t scatter(const Data& data, int root, ncclComm_t comm) {
-  return call(comm, data, [&](Communicator& on, DType type) {
-    return on.scatter(data.send, data.recv, data.count, type, root);
+ncclResult_t scatter(Data data, int root, ncclComm_t comm) {
+  if (!is_root(comm, root)) data.send = nullptr;
+  return call(comm, data, [&](const Known& known) {
+    return known.on.scatter(data.send, data.recv, data.count, known.type, root, known.stream);
   });
 }
 
@@ -259,129 +269,135 @@ Status destroy_operation(Comm& comm, ncclRedOp_t op) {
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, AllReduce,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      ncclRedOp_t op, ncclComm_t comm, cudaStream_t)) {
-  return all_reduce({sendbuff, recvbuff, count, datatype}, op, comm);
+                      ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)) {
+  return all_reduce({sendbuff, recvbuff, count, datatype, stream}, op, comm);
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, AllReduceConfig,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      ncclRedOp_t op, ncclComm_t comm, cudaStream_t,
+                      ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream,
                       const ncclCollConfig_t* config)) {
   return configured(config, [&] {
-    return all_reduce({sendbuff, recvbuff, count, datatype}, op, comm);
+    return all_reduce({sendbuff, recvbuff, count, datatype, stream}, op, comm);
   });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, Reduce,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t)) {
-  return reduce({sendbuff, recvbuff, count, datatype}, op, root, comm);
+                      ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)) {
+  return reduce({sendbuff, recvbuff, count, datatype, stream}, op, root, comm);
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, ReduceConfig,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t,
+                      ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream,
                       const ncclCollConfig_t* config)) {
   return configured(config, [&] {
-    return reduce({sendbuff, recvbuff, count, datatype}, op, root, comm);
+    return reduce({sendbuff, recvbuff, count, datatype, stream}, op, root, comm);
   });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, ReduceScatter,
                      (const void* sendbuff, void* recvbuff, size_t recvcount,
-                      ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t)) {
-  return reduce_scatter({sendbuff, recvbuff, recvcount, datatype}, op, comm);
+                      ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                      cudaStream_t stream)) {
+  return reduce_scatter({sendbuff, recvbuff, recvcount, datatype, stream}, op, comm);
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, ReduceScatterConfig,
                      (const void* sendbuff, void* recvbuff, size_t recvcount,
-                      ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t,
+                      ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream,
                       const ncclCollConfig_t* config)) {
   return configured(config, [&] {
-    return reduce_scatter({sendbuff, recvbuff, recvcount, datatype}, op, comm);
+    return reduce_scatter({sendbuff, recvbuff, recvcount, datatype, stream}, op, comm);
   });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, Broadcast,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      int root, ncclComm_t comm, cudaStream_t)) {
-  return broadcast({sendbuff, recvbuff, count, datatype}, root, comm);
+                      int root, ncclComm_t comm, cudaStream_t stream)) {
+  return broadcast({sendbuff, recvbuff, count, datatype, stream}, root, comm);
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, BroadcastConfig,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      int root, ncclComm_t comm, cudaStream_t, const ncclCollConfig_t* config)) {
+                      int root, ncclComm_t comm, cudaStream_t stream,
+                      const ncclCollConfig_t* config)) {
   return configured(config, [&] {
-    return broadcast({sendbuff, recvbuff, count, datatype}, root, comm);
+    return broadcast({sendbuff, recvbuff, count, datatype, stream}, root, comm);
   });
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, Bcast,
                      (void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
-                      cudaStream_t)) {
-  return broadcast({buff, buff, count, datatype}, root, comm);
+                      cudaStream_t stream)) {
+  return broadcast({buff, buff, count, datatype, stream}, root, comm);
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, AllGather,
                      (const void* sendbuff, void* recvbuff, size_t sendcount,
-                      ncclDataType_t datatype, ncclComm_t comm, cudaStream_t)) {
-  return all_gather({sendbuff, recvbuff, sendcount, datatype}, comm);
+                      ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream)) {
+  return all_gather({sendbuff, recvbuff, sendcount, datatype, stream}, comm);
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, AllGatherConfig,
                      (const void* sendbuff, void* recvbuff, size_t sendcount,
-                      ncclDataType_t datatype, ncclComm_t comm, cudaStream_t,
+                      ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream,
                       const ncclCollConfig_t* config)) {
   return configured(config, [&] {
-    return all_gather({sendbuff, recvbuff, sendcount, datatype}, comm);
+    return all_gather({sendbuff, recvbuff, sendcount, datatype, stream}, comm);
   });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, AlltoAll,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      ncclComm_t comm, cudaStream_t)) {
-  return all_to_all({sendbuff, recvbuff, count, datatype}, comm);
+                      ncclComm_t comm, cudaStream_t stream)) {
+  return all_to_all({sendbuff, recvbuff, count, datatype, stream}, comm);
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, AlltoAllConfig,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      ncclComm_t comm, cudaStream_t, const ncclCollConfig_t* config)) {
+                      ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)) {
   return configured(config, [&] {
-    return all_to_all({sendbuff, recvbuff, count, datatype}, comm);
+    return all_to_all({sendbuff, recvbuff, count, datatype, stream}, comm);
   });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, Gather,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      int root, ncclComm_t comm, cudaStream_t)) {
-  return gather({sendbuff, recvbuff, count, datatype}, root, comm);
+                      int root, ncclComm_t comm, cudaStream_t stream)) {
+  return gather({sendbuff, recvbuff, count, datatype, stream}, root, comm);
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, GatherConfig,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      int root, ncclComm_t comm, cudaStream_t, const ncclCollConfig_t* config)) {
+                      int root, ncclComm_t comm, cudaStream_t stream,
+                      const ncclCollConfig_t* config)) {
   return configured(config, [&] {
-    return gather({sendbuff, recvbuff, count, datatype}, root, comm);
+    return gather({sendbuff, recvbuff, count, datatype, stream}, root, comm);
   });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, Scatter,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      int root, ncclComm_t comm, cudaStream_t)) {
-  return scatter({sendbuff, recvbuff, count, datatype}, root, comm);
+                      int root, ncclComm_t comm, cudaStream_t stream)) {
+  return scatter({sendbuff, recvbuff, count, datatype, stream}, root, comm);
 }
 RINGFOLD_NCCL_EXPORT(ncclResult_t, ScatterConfig,
                      (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                      int root, ncclComm_t comm, cudaStream_t, const ncclCollConfig_t* config)) {
+                      int root, ncclComm_t comm, cudaStream_t stream,
+                      const ncclCollConfig_t* config)) {
   return configured(config, [&] {
-    return scatter({sendbuff, recvbuff, count, datatype}, root, comm);
+    return scatter({sendbuff, recvbuff, count, datatype, stream}, root, comm);
   });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, Send,
                      (const void* sendbuff, size_t count, ncclDataType_t datatype, int peer,
-                      ncclComm_t comm, cudaStream_t)) {
-  return call(comm, {sendbuff, nullptr, count, datatype},
-              [&](Communicator& on, DType type) { return on.send(sendbuff, count, type, peer); });
+                      ncclComm_t comm, cudaStream_t stream)) {
+  return call(comm, {sendbuff, nullptr, count, datatype, stream}, [&](const Known& known) {
+    return known.on.send(sendbuff, count, known.type, peer, known.stream);
+  });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, Recv,
                      (void* recvbuff, size_t count, ncclDataType_t datatype, int peer,
-                      ncclComm_t comm, cudaStream_t)) {
-  return call(comm, {nullptr, recvbuff, count, datatype},
-              [&](Communicator& on, DType type) { return on.recv(recvbuff, count, type, peer); });
+                      ncclComm_t comm, cudaStream_t stream)) {
+  return call(comm, {nullptr, recvbuff, count, datatype, stream}, [&](const Known& known) {
+    return known.on.recv(recvbuff, count, known.type, peer, known.stream);
+  });
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, RedOpCreatePreMulSum,

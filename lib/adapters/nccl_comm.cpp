@@ -74,7 +74,7 @@ struct Making {
   int size, rank;
   const ncclUniqueId* id;
   const ncclConfig_t* config;
-  int device;
+  Place place;
 };
 
 Result<Job> job_to_make(const Making& making) {
@@ -88,12 +88,13 @@ Result<Job> job_to_make(const Making& making) {
   if (!blocking.ok()) return blocking.status();
   const auto where = rendezvous(*making.id, making.rank, making.size);
   if (!where.ok()) return where.status();
-  auto comm = std::make_shared<Comm>(*blocking, making.device);
+  auto comm = std::make_shared<Comm>(*blocking, making.place);
   *making.out = comms().add(comm);
   Job job;
   job.order = job.target = comm;
   job.out = making.out;
   job.run = [comm, where = *where] {
+    const InPlace in(comm->place);  // so that its device is got ready now
     auto made = Communicator::create(where, options());
     comm->finish(made);
     return made.status();
@@ -111,13 +112,14 @@ ncclResult_t derive(const CommPointer& parent, ncclComm_t* out, const ncclConfig
                     bool member, std::function<Result<Communicator>()> derive) {
   const auto blocking = blocks(config, parent->blocking);
   if (!blocking.ok()) return refuse(blocking.status(), parent.get());
-  auto child = std::make_shared<Comm>(*blocking, parent->device);
+  auto child = std::make_shared<Comm>(*blocking, parent->place);
   *out = member ? comms().add(child) : nullptr;
   Job job;
   job.order = parent;
   job.target = child;
   job.out = out;
   job.run = [child, derive = std::move(derive)] {
+    const InPlace in(child->place);
     auto made = derive();
     child->finish(made);
     return made.status();
@@ -128,11 +130,17 @@ ncclResult_t derive(const CommPointer& parent, ncclComm_t* out, const ncclConfig
 ncclResult_t init_all(ncclComm_t* out, int ranks, const int* devices) {
   if (out == nullptr) return refuse(null_argument("comm"));
   if (ranks < 1) return refuse(invalid(fmt::format("{} devices: expected 1 or more", ranks)));
+  std::vector<Place> places;
+  for (int r = 0; r < ranks; ++r) {
+    const auto place = place_of(devices != nullptr ? devices[r] : r);
+    if (!place.ok()) return refuse(place.status());
+    places.push_back(*place);
+  }
   ncclUniqueId id;
   if (const Status made = make_id(&id); !made.ok()) return refuse(made);
   (void)group_start();
   for (int r = 0; r < ranks; ++r)
-    (void)make({out + r, ranks, r, &id, nullptr, devices != nullptr ? devices[r] : r});
+    (void)make({out + r, ranks, r, &id, nullptr, places[static_cast<size_t>(r)]});
   return group_end();
 }
 
@@ -203,13 +211,13 @@ RINGFOLD_NCCL_EXPORT(ncclResult_t, GetUniqueId, (ncclUniqueId * uniqueId)) {
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, CommInitRank,
                      (ncclComm_t * comm, int nranks, ncclUniqueId commId, int rank)) {
-  return make({comm, nranks, rank, &commId, nullptr, current_device()});
+  return make({comm, nranks, rank, &commId, nullptr, current_place()});
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, CommInitRankConfig,
                      (ncclComm_t * comm, int nranks, ncclUniqueId commId, int rank,
                       ncclConfig_t* config)) {
-  return make({comm, nranks, rank, &commId, config, current_device()});
+  return make({comm, nranks, rank, &commId, config, current_place()});
 }
 
 // One coordinator serves all: the first id is enough.
@@ -218,7 +226,7 @@ RINGFOLD_NCCL_EXPORT(ncclResult_t, CommInitRankScalable,
                       ncclConfig_t* config)) {
   if (nId < 1 || nId > nranks)
     return refuse(invalid(fmt::format("{} unique ids for {} ranks", nId, nranks)));
-  return make({newcomm, nranks, myrank, commIds, config, current_device()});
+  return make({newcomm, nranks, myrank, commIds, config, current_place()});
 }
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, CommInitAll, (ncclComm_t * comm, int ndev, const int* devlist)) {
@@ -295,7 +303,7 @@ RINGFOLD_NCCL_EXPORT(ncclResult_t, CommUserRank, (const ncclComm_t comm, int* ra
 
 RINGFOLD_NCCL_EXPORT(ncclResult_t, CommCuDevice, (const ncclComm_t comm, int* device)) {
   return ask(comm, device, "device", [&](Comm& found) {
-    *device = found.device;
+    *device = found.place.device;
     return Status();
   });
 }

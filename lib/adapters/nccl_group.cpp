@@ -13,6 +13,7 @@ namespace {
 struct Started {
   CommPointer comm;
   Work work;
+  bool for_device = false;
 };
 
 struct OpenGroup {
@@ -24,7 +25,7 @@ struct OpenGroup {
   std::vector<Job> jobs;
   std::unique_ptr<Group> operations;
   std::vector<Started> started;
-  std::vector<std::function<void()>> before;
+  std::vector<std::function<Status()>> before;
 
   [[nodiscard]] bool blocks() const {
     return std::ranges::all_of(jobs, [](const Job& job) { return job.target->blocking; }) &&
@@ -108,6 +109,20 @@ void run_detached(std::vector<Job> jobs) {
   }
 }
 
+// Leaves what is on streams to them. What is known already to have gone wrong is the first error.
+Status hand_to_streams(std::vector<Started>& started) {
+  Status first;
+  for (Started& one : started) {
+    if (!one.for_device) continue;
+    Status status = one.work.done() ? one.work.wait() : one.comm->health();
+    one.comm->launched(std::move(one.work));
+    if (!status.ok()) one.comm->note(status.to_string());
+    if (first.ok()) first = std::move(status);
+  }
+  std::erase_if(started, [](const Started& one) { return one.for_device; });
+  return first;
+}
+
 // Waits for all; the first error, which is also told to its communicator.
 Status wait_for(std::vector<Started>& started) {
   Status first;
@@ -164,9 +179,16 @@ ncclResult_t group_end() {
   } else if (const Status made = run_jobs(std::move(all.jobs)); !made.ok()) {
     return answer(made);
   }
-  for (const auto& f : all.before) f();
+  for (const auto& f : all.before)
+    if (const Status status = f(); !status.ok()) return answer(status);
   (void)all.operations->submit();
-  return blocks ? answer(wait_for(all.started)) : leave_running(all.started, jobs);
+  const Status launched = hand_to_streams(all.started);
+  if (!blocks) {
+    const ncclResult_t running = leave_running(all.started, jobs);
+    return launched.ok() ? running : answer(launched);
+  }
+  const Status waited = wait_for(all.started);
+  return answer(launched.ok() ? waited : launched);
 }
 
 // Nothing of the group is started; communicators that it would have made are not.
@@ -194,21 +216,24 @@ ncclResult_t submit(Job job) {
   return answer(run(job), target.get());
 }
 
-ncclResult_t start(const CommPointer& comm, const std::function<Work(Communicator&)>& begin,
-                   std::function<void()> before) {
+ncclResult_t start(const Start& start) {
+  Comm* const comm = start.comm.get();
   auto communicator = comm->ready();
-  if (!communicator.ok()) return refuse(communicator.status(), comm.get());
+  if (!communicator.ok()) return refuse(communicator.status(), comm);
   OpenGroup& open = group();
-  if (open.depth == 0 && before) before();
-  Work work = begin(*communicator);
+  if (open.depth == 0 && start.before)
+    if (const Status status = start.before(); !status.ok()) return answer(status, comm);
+  std::optional<InPlace> in;
+  if (start.for_device) in.emplace(comm->place);
+  std::vector<Started> one = {{start.comm, start.begin(*communicator), start.for_device}};
   if (open.depth == 0) {
-    std::vector<Started> one = {{comm, std::move(work)}};
-    return comm->blocking ? answer(wait_for(one), comm.get()) : leave_running(one, false);
+    if (const Status launched = hand_to_streams(one); !launched.ok()) return answer(launched, comm);
+    return comm->blocking ? answer(wait_for(one), comm) : leave_running(one, false);
   }
-  if (work.done())
-    if (const Status wrong = work.wait(); !wrong.ok()) return refuse(wrong, comm.get());
-  if (before) open.before.push_back(std::move(before));
-  open.started.push_back({comm, std::move(work)});
+  if (Work& work = one.front().work; work.done())
+    if (const Status wrong = work.wait(); !wrong.ok()) return refuse(wrong, comm);
+  if (start.before) open.before.push_back(start.before);
+  open.started.push_back(std::move(one.front()));
   return ncclSuccess;
 }
 

@@ -8,48 +8,6 @@
 namespace ringfold::nccl {
 namespace {
 
-// Memory given out by ncclMemAlloc, so that only such memory is freed.
-struct Allocations {
-  std::mutex lock;
-  std::map<void*, size_t> live;
-};
-Allocations& allocations() {
-  static auto& all = *new Allocations;  // never destroyed
-  return all;
-}
-constexpr size_t kPage = 4096;
-
-Status allocate(void** out, size_t bytes) {
-  if (out == nullptr) return null_argument("ptr");
-  *out = nullptr;
-  if (has_context())
-    return usage("ncclMemAlloc: device memory is not offered yet, only host memory is");
-  if (bytes > static_cast<size_t>(PTRDIFF_MAX) - kPage)
-    return invalid(fmt::format("ncclMemAlloc: {} bytes are more than memory holds", bytes));
-  const size_t pages = std::max<size_t>(1, (bytes + kPage - 1) / kPage);
-  void* memory = std::aligned_alloc(kPage, pages * kPage);
-  if (memory == nullptr)
-    return {Code::system, fmt::format("ncclMemAlloc: no memory for {} bytes", bytes)};
-  Allocations& all = allocations();
-  const std::lock_guard guard(all.lock);
-  all.live[memory] = bytes;
-  *out = memory;
-  return {};
-}
-
-Status release(void* memory) {
-  if (memory == nullptr) return {};
-  Allocations& all = allocations();
-  {
-    const std::lock_guard guard(all.lock);
-    if (all.live.erase(memory) == 0)
-      return invalid(
-          fmt::format("ncclMemFree: {} is not from ncclMemAlloc, or free already", memory));
-  }
-  std::free(memory);
-  return {};
-}
-
 // A registration changes nothing, but is remembered: ranges may overlap, and go in any order.
 Status enter(Comm& comm, void* buffer, size_t bytes, void** handle) {
   if (handle == nullptr) return null_argument("handle");

@@ -68,8 +68,9 @@ ncclResult_t number_of(const Status& status) {
     case Code::peer_lost:
     case Code::aborted:
       return ncclRemoteError;
-    case Code::system:
-      return ncclSystemError;
+    case Code::system:  // there is no code of its own for CUDA's errors: the text tells
+      return status.message().find("CUDA error") != std::string::npos ? ncclUnhandledCudaError
+                                                                      : ncclSystemError;
     case Code::internal:
       return ncclInternalError;
   }
@@ -135,6 +136,18 @@ void Comm::end_job(const Status& status) {
 void Comm::add(Work work) {
   const std::lock_guard guard(lock);
   works_.push_back(std::move(work));
+}
+
+void Comm::launched(Work work) {
+  const std::lock_guard guard(lock);
+  while (!launched_.empty() && launched_.front().done()) launched_.pop_front();
+  launched_.push_back(std::move(work));
+}
+
+Status Comm::health() {
+  const std::lock_guard guard(lock);
+  if (!failure_.ok() || !communicator_.valid()) return failure_;
+  return communicator_.health();
 }
 
 // Also gathers how the operations ended that are over. REQUIRES the lock.
@@ -205,6 +218,7 @@ Status Comm::finalize() {
     if (finalized_) return invalid("this communicator was finalized already");
     finalized_ = true;
     works = works_;
+    works.insert(works.end(), launched_.begin(), launched_.end());
   }
   Status first;
   for (Work& work : works)
@@ -218,6 +232,8 @@ void Comm::release() {
   {
     const std::lock_guard guard(lock);
     works.swap(works_);
+    works.insert(works.end(), launched_.begin(), launched_.end());
+    launched_.clear();
     std::swap(communicator, communicator_);
     aborted_ = true;  // what still comes, comes too late
   }

@@ -1,9 +1,10 @@
 // What the functions of libnccl.so.2 share: communicators behind handles, errors with their texts,
-// and the group that a thread has open.
+// memory, and the group that a thread has open.
 //
 // Thread-safety: any thread; a group belongs to the thread that opened it.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,13 +23,19 @@ namespace ringfold::nccl {
 struct PreMulSum {
   DType type;
   double factor = 1;
-  const void* scalar = nullptr;  // read when a collective is called; null: `factor` was read before
+  const void* scalar = nullptr;  // read when a collective runs; null: `factor` was read before
+};
+
+// A device and its context, as the driver has it; null: CUDA was not in use there.
+struct Place {
+  int device = 0;
+  void* context = nullptr;
 };
 
 // What an ncclComm_t stands for.
 class Comm {
  public:
-  Comm(bool blocking, int device) : blocking(blocking), device(device) {}
+  Comm(bool blocking, const Place& place) : blocking(blocking), place(place) {}
 
   // Ends a creation: `made`, or the failure that every later call repeats.
   void finish(Result<Communicator> made);
@@ -49,12 +56,16 @@ class Comm {
   void begin_job();
   void end_job(const Status& status);
   void add(Work work);
+  // An operation that its stream carries on: nobody waits for it but finalize() and release().
+  void launched(Work work);
+  // Whether the communicator itself has failed.
+  [[nodiscard]] Status health();
 
   [[nodiscard]] std::string last_error();
   void note(const std::string& text);
 
   const bool blocking;
-  const int device;
+  const Place place;
 
   std::mutex lock;                                   // guards what follows
   std::vector<std::optional<PreMulSum>> operations;  // by number - ncclNumOps
@@ -66,6 +77,7 @@ class Comm {
   Communicator communicator_;
   int jobs_ = 0;
   std::vector<Work> works_;
+  std::deque<Work> launched_;
   Status failure_;
   bool aborted_ = false, revoked_ = false, finalized_ = false;
   std::string last_error_;
@@ -88,12 +100,35 @@ ncclResult_t answer(const Status& status, Comm* comm = nullptr);
 
 // ---- memory -----------------------------------------------------------------------------------
 
-// Ok for host memory. Device memory is not offered yet: the CUDA path will take it from here.
+// Ok, unless it is device memory and nothing here can use that.
 [[nodiscard]] Status usable_memory(const void* pointer);
-// The device that is current in this thread, or 0.
-[[nodiscard]] int current_device();
-// Whether this thread has a CUDA context, so that it means device memory when it says memory.
-[[nodiscard]] bool has_context();
+// Whether kernels can use it: device, managed or pinned memory.
+[[nodiscard]] bool is_for_kernels(const void* pointer);
+// Whether the host can use it: all but the memory of a device.
+[[nodiscard]] bool is_for_host(const void* pointer);
+// Whether a call is for the device, in the order of its stream: if its buffers are for kernels, or
+// if it has none and this thread uses CUDA. Otherwise it is for the host. Buffers that cannot be
+// used together, or not on a stream, are refused.
+[[nodiscard]] Result<bool> is_for_device(const void* send, const void* recv, cudaStream_t stream);
+
+// Where this thread is.
+[[nodiscard]] Place current_place();
+[[nodiscard]] Result<Place> place_of(int device);
+// Makes a place the current one of this thread for a while.
+class InPlace {
+ public:
+  explicit InPlace(const Place& place);
+  ~InPlace();
+  InPlace(const InPlace&) = delete;
+  InPlace& operator=(const InPlace&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+// ncclMemAlloc and ncclMemFree: device memory for a thread that uses CUDA, else host memory.
+[[nodiscard]] Status allocate(void** out, size_t bytes);
+[[nodiscard]] Status release(void* memory);
 
 // ---- groups -----------------------------------------------------------------------------------
 
@@ -110,10 +145,15 @@ ncclResult_t group_end();
 ncclResult_t group_discard(const Status& why);
 // Runs `job`, or leaves it to the group that is open.
 ncclResult_t submit(Job job);
-// Calls `begin`, which starts an operation on `comm`; it is over on return, unless a group is open
-// or the communicator does not block. `before`: runs when it really starts.
-ncclResult_t start(const CommPointer& comm, const std::function<Work(Communicator&)>& begin,
-                   std::function<void()> before = nullptr);
+// Starts an operation. For the host it is over on return, unless a group is open or the
+// communicator does not block; for a device it is then on its stream.
+struct Start {
+  CommPointer comm;
+  bool for_device = false;
+  std::function<Work(Communicator&)> begin;
+  std::function<Status()> before = nullptr;  // runs when it really starts
+};
+ncclResult_t start(const Start& start);
 // A wrong argument: the group that is open will not start anything.
 ncclResult_t refuse(const Status& why, Comm* comm = nullptr);
 
