@@ -1,6 +1,5 @@
-// Measures what only a device can tell: kernels against a copy, the round trip of a worker's
-// command, and all-reduce by ranks that share one device. Prints one JSON object. For
-// tools/gpu_check.
+// Measures what only a device can tell: kernels against a copy, and the round trip of a worker's
+// command. Prints one JSON object. For tools/gpu_check.
 //
 //   cuda_measure [--emulated]    the emulated driver, with little work: to try the program itself
 #include <dlfcn.h>
@@ -14,8 +13,6 @@
 #include <vector>
 
 #include "lib/cuda/worker.h"
-#include "ringfold/communicator.h"
-#include "ringfold/model.h"
 #include "test/cuda_test_driver.h"
 #include "test/emulated_driver/emulated_driver.h"
 
@@ -141,41 +138,6 @@ json measure_round_trip(const Gpu& gpu, Device& device) {
           {"p99_seconds", seconds[seconds.size() * 99 / 100]}};
 }
 
-// All-reduce of f32 by ranks that are threads of this process on one device.
-json measure_ranks(const Gpu& gpu, int ranks) {
-  const size_t largest = gpu.emulated ? size_t{64} << 10 : size_t{64} << 20;
-  const int repeats = gpu.emulated ? 2 : 20;
-  std::vector<CUdeviceptr> memories;
-  for (int rank = 0; rank < ranks; ++rank) memories.push_back(gpu.memory(largest));
-  json rows = json::array();
-  const auto id = Rendezvous::unique_id();
-  need(id.status());
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
-      need(gpu.driver.cuCtxSetCurrent(gpu.context), "context");
-      auto comm = Communicator::create(*Rendezvous::from_id(*id, rank, ranks));
-      need(comm.status());
-      const CUstream stream = gpu.stream();
-      void* const memory = reinterpret_cast<void*>(memories[static_cast<size_t>(rank)]);
-      for (size_t bytes = 1024; bytes <= largest; bytes *= 4) {
-        const double seconds = seconds_each(gpu, stream, repeats, [&] {
-          need(comm->all_reduce(memory, memory, bytes / 4, DType::f32, Op::sum, {stream}).wait());
-        });
-        if (rank == 0)
-          rows.push_back({{"bytes", bytes},
-                          {"seconds", seconds},
-                          {"bus_bytes_per_second", static_cast<double>(bytes) / seconds *
-                                                       bus_factor(Collective::all_reduce, ranks)}});
-      }
-      need(comm->barrier().wait());
-      need(gpu.driver.cuStreamSynchronize(stream), "stream");
-    });
-  for (std::thread& thread : threads) thread.join();
-  for (const CUdeviceptr memory : memories) need(gpu.driver.cuMemFree(memory), "free");
-  return rows;
-}
-
 json measure(Gpu& gpu, FindFunction find) {
   gpu.driver = test::test_driver(find);
   need(driver().status());
@@ -188,12 +150,10 @@ json measure(Gpu& gpu, FindFunction find) {
   need(gpu.driver.cuCtxSetCurrent(gpu.context), "its context");
   const auto device = Device::of(gpu.context);
   need(device.status());
-  json result = {{"device", name.data()},
-                 {"emulated", gpu.emulated},
-                 {"kernels", measure_kernels(gpu, **device)},
-                 {"command_round_trip", measure_round_trip(gpu, **device)}};
-  for (const int ranks : {1, 2, 4})
-    result["all_reduce_one_device"][std::to_string(ranks)] = measure_ranks(gpu, ranks);
+  const json result = {{"device", name.data()},
+                       {"emulated", gpu.emulated},
+                       {"kernels", measure_kernels(gpu, **device)},
+                       {"command_round_trip", measure_round_trip(gpu, **device)}};
   need(gpu.driver.cuCtxSetCurrent(nullptr), "its context");
   return result;
 }

@@ -372,42 +372,74 @@ void several_communicators(const Ranks& ranks) {
   for (const ncclComm_t comm : second) OK(ncclCommDestroy(comm));
 }
 
+// What one rank captures, and replays.
+struct Captured {
+  float *x, *y, *factor;
+  ncclRedOp_t op;
+  CUgraphExec exec = nullptr;
+};
+
+Captured prepare_capture(Rank& me, size_t count) {
+  Captured made{static_cast<float*>(me.take(count * 4)), static_cast<float*>(me.take(count * 4)),
+                static_cast<float*>(me.take(4)), ncclSum};
+  OK(ncclRedOpCreatePreMulSum(&made.op, made.factor, ncclFloat32, ncclScalarDevice, me.comm));
+  me.fill<float>(made.x, count, 1);
+  me.fill<float>(made.y, count, 0);
+  me.wait();
+  return made;
+}
+
 // Each replay of a captured graph runs its collectives anew, a factor on the device included.
 void graphs(const Ranks& ranks) {
   constexpr size_t kCount = 1000;
-  Rank& me = *ranks.front();
-  if (ranks.size() > 1) return failed(__FILE__, __LINE__, "not for one thread with several ranks");
-  auto* const x = static_cast<float*>(me.take(kCount * 4));
-  auto* const y = static_cast<float*>(me.take(kCount * 4));
-  auto* const factor = static_cast<float*>(me.take(4));
-  ncclRedOp_t op{};
-  OK(ncclRedOpCreatePreMulSum(&op, factor, ncclFloat32, ncclScalarDevice, me.comm));
-  me.fill<float>(x, kCount, 1);
-  me.fill<float>(y, kCount, 0);
-  me.wait();
-  CUgraph graph = nullptr;
-  CUgraphExec exec = nullptr;
-  CUDA(cuStreamBeginCapture(me.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-  OK(ncclAllReduce(x, x, kCount, ncclFloat32, op, me.comm, me.on()));
-  OK(ncclBroadcast(x, y, kCount, ncclFloat32, 0, me.comm, me.on()));
-  REFUSED(ncclSend(x, kCount, ncclFloat32, me.next(), me.comm, me.on()), ncclInvalidUsage,
-          "cannot be captured");
-  CUDA(cuStreamEndCapture(me.stream, &graph));
-  CUDA(cuGraphInstantiate(&exec, graph, 0));
-  CUDA(cuGraphDestroy(graph));
-  EXPECT(me.holds<float>(x, kCount, 1));
+  std::vector<Captured> all;
+  for (Rank* me : ranks) all.push_back(prepare_capture(*me, kCount));
+  for (Rank* me : ranks)
+    CUDA(cuStreamBeginCapture(me->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  auto at = all.begin();
+  together(ranks, [&](Rank& me) {
+    OK(ncclAllReduce(at->x, at->x, kCount, ncclFloat32, at->op, me.comm, me.on()));
+    ++at;
+  });
+  at = all.begin();
+  together(ranks, [&](Rank& me) {
+    OK(ncclBroadcast(at->x, at->y, kCount, ncclFloat32, 0, me.comm, me.on()));
+    ++at;
+  });
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    Rank& me = *ranks[i];
+    REFUSED(ncclSend(all[i].x, kCount, ncclFloat32, me.next(), me.comm, me.on()), ncclInvalidUsage,
+            "cannot be captured");
+    CUgraph graph = nullptr;
+    CUDA(cuStreamEndCapture(me.stream, &graph));
+    CUDA(cuGraphInstantiate(&all[i].exec, graph, 0));
+    CUDA(cuGraphDestroy(graph));
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) EXPECT(ranks[i]->holds<float>(all[i].x, kCount, 1));
   float expected = 1;
   for (int replay = 1; replay <= 5; ++replay) {
     const float by = replay % 2 == 0 ? 0.5F : 2;
-    expected *= by * static_cast<float>(me.size);
-    me.fill<float>(factor, 1, by);
-    CUDA(cuGraphLaunch(exec, me.stream));
-    EXPECT(me.holds<float>(y, kCount, expected));
-    OK(ncclAllReduce(y, y, kCount, ncclFloat32, ncclMax, me.comm, me.on()));  // in between
+    expected *= by * static_cast<float>(ranks.front()->size);
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      ranks[i]->fill<float>(all[i].factor, 1, by);
+      CUDA(cuGraphLaunch(all[i].exec, ranks[i]->stream));
+    }
+    for (size_t i = 0; i < ranks.size(); ++i)
+      EXPECT(ranks[i]->holds<float>(all[i].y, kCount, expected));
+    at = all.begin();
+    together(ranks, [&](Rank& me) {  // in between
+      OK(ncclAllReduce(at->y, at->y, kCount, ncclFloat32, ncclMax, me.comm, me.on()));
+      ++at;
+    });
   }
-  EXPECT(me.holds<float>(x, kCount, expected));
-  CUDA(cuGraphExecDestroy(exec));
-  OK(ncclRedOpDestroy(op, me.comm));
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    EXPECT(ranks[i]->holds<float>(all[i].x, kCount, expected));
+    ranks[i]->wait();
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    CUDA(cuGraphExecDestroy(all[i].exec));
+    OK(ncclRedOpDestroy(all[i].op, ranks[i]->comm));
+  }
 }
 
 }  // namespace

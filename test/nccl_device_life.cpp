@@ -49,6 +49,7 @@ void memory(const Ranks& ranks) {
     OK(ncclCommDeregister(me->comm, handles[1]));
     OK(ncclMemFree(block));
     REFUSED(ncclMemFree(block), ncclInvalidArgument, "free already");
+    REFUSED(ncclMemAlloc(&block, size_t{1} << 50), ncclUnhandledCudaError, "CUDA error 2");
     ncclRedOp_t op{};
     REFUSED(ncclRedOpCreatePreMulSum(&op, nullptr, ncclFloat32, ncclScalarDevice, me->comm),
             ncclInvalidArgument, "null");

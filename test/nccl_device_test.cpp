@@ -113,6 +113,7 @@ TEST_CASE("several communicators and streams") {
 TEST_CASE("graphs") {
   in_process("graphs", "threads", 2, 81);
   in_process("graphs", "threads", 3, 82);
+  in_process("graphs", "group", 2, 84);
   as_processes("graphs", 2, 83);
 }
 

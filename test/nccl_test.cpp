@@ -1,5 +1,9 @@
-// Our libnccl.so.2 against the real NCCL, and against the model of it. The ranks are processes of
-// their own: one process can hold one NCCL only.
+// Our libnccl.so.2 against the real NCCL, and against the model of it: exact where the inputs are
+// made so, bit for bit on a ring in NCCL's numerics, and otherwise within the bound of rounding
+// (test/nccl_bounds.h). The ranks are processes of their own: one process can hold one NCCL only.
+//
+// Ours is tried on host memory, and on device memory of the emulated driver or, with
+// RINGFOLD_TEST_DRIVER=real, of this machine's.
 //
 // The comparison with the real one needs a GPU and a libnccl.so.2 (PyPI's nvidia-nccl-cu13, or
 // RINGFOLD_TEST_NCCL=/its/include). One GPU is enough: every rank pretends to be a host of its own.
@@ -10,6 +14,7 @@
 
 #include "test/environment.h"
 #include "test/nccl_at_hand.h"
+#include "test/nccl_bounds.h"
 #include "test/nccl_cases.h"
 #include "test/nccl_cuda.h"
 #include "test/skip.h"
@@ -34,9 +39,23 @@ const std::string kOneGpu =
     "NCCL_NET_PLUGIN=none NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0 "
     "NCCL_MNNVL_ENABLE=0 NCCL_CUMEM_ENABLE=0 NCCL_RAS_ENABLE=0 ";
 
+std::string in_ring(bool ring) {
+  return std::string("RINGFOLD_INTERFACES=lo ") + (ring ? "RINGFOLD_ALGORITHM=ring " : "");
+}
 Side ours(bool ring) {
-  return {RINGFOLD_NCCL_LIBRARY, "host",
-          std::string("RINGFOLD_INTERFACES=lo ") + (ring ? "RINGFOLD_ALGORITHM=ring " : "")};
+  return {RINGFOLD_NCCL_LIBRARY, "host", in_ring(ring)};
+}
+Side ours_on_device(bool ring) {
+  const char* const driver = std::getenv("RINGFOLD_TEST_DRIVER");
+  const bool emulated = driver == nullptr || std::strcmp(driver, "real") != 0;
+  return {RINGFOLD_NCCL_LIBRARY, "device",
+          in_ring(ring) + (emulated ? "RINGFOLD_TEST_DRIVER_SEED=1{rank} LD_LIBRARY_PATH=" +
+                                          std::string(RINGFOLD_EMULATED_FOLDER) + " "
+                                    : "")};
+}
+Side in_exact_numerics(Side side) {
+  side.environment += "RINGFOLD_NUMERICS=exact ";
+  return side;
 }
 Side real(const std::string& library, bool ring) {
   return {library, "device", kOneGpu + (ring ? kOneRing : "")};
@@ -116,6 +135,32 @@ void check_model(const std::vector<std::string>& all, bool fp8, bool large, int 
     });
 }
 
+// Rough inputs: within the bound, and where nothing is rounded as the model says.
+void check_bound(const std::vector<std::string>& all, bool fp8, int ranks) {
+  for (const std::string& bytes : all)
+    for_each_case(bytes, fp8, false, [&](const NcclCase& c, const std::string& got) {
+      INFO(title(c));
+      if (!rounds(c.type, c.op)) {
+        CHECK(got == modelled(c, ranks));
+        return;
+      }
+      std::vector<std::vector<unsigned char>> inputs;
+      std::vector<double> factors;
+      for (int r = 0; r < ranks; ++r) {
+        inputs.push_back(nccl_case_input(c, NcclInputs::rough, ranks, r));
+        factors.push_back(nccl_factor(NcclInputs::rough, c.type, r));
+      }
+      const auto counted = RoundingBound(c.type, c.op, ranks).check(inputs, factors, got, c.count);
+      CHECK(counted.beyond == 0);
+      // Only fp8 leaves its range.
+      if (size_of(c.type) > 1) CHECK(counted.checked == c.count);
+    });
+}
+
+bool have_device() {
+  return !std::string(RINGFOLD_EMULATED_FOLDER).empty();
+}
+
 // The GPU and the real library, or why not.
 struct Machine {
   Machine() {
@@ -147,6 +192,30 @@ TEST_CASE("ours: on a ring every bit is as the model of NCCL says") {
   check_model(results(ours(true), NcclInputs::rough, false, ranks), true, false, ranks);
 }
 
+TEST_CASE("ours on a device: exact inputs, and every bit of the model on a ring") {
+  if (!have_device()) return skip("this build has no CUDA");
+  const int ranks = GENERATE(2, 3);
+  check_model(results(ours_on_device(true), NcclInputs::rough, false, ranks), true, false, ranks);
+  if (ranks == 2)  // a third has no exact average
+    check_exact(results(ours_on_device(false), NcclInputs::exact, false, ranks), true, ranks);
+}
+
+TEST_CASE("ours: rough inputs stay within the bound of rounding, in both numerics") {
+  const int ranks = GENERATE(2, 4);
+  check_bound(results(ours(false), NcclInputs::rough, false, ranks), true, ranks);
+  check_bound(results(in_exact_numerics(ours(false)), NcclInputs::rough, false, ranks), true,
+              ranks);
+  if (!have_device()) return skip("the device's part: this build has no CUDA");
+  check_bound(results(in_exact_numerics(ours_on_device(false)), NcclInputs::rough, false, ranks),
+              true, ranks);
+}
+
+TEST_CASE("the real NCCL, as it chooses by itself: within the same bound") {
+  const Machine machine;
+  if (!machine.lacks.empty()) return skip(machine.lacks);
+  check_bound(results(real(machine.library, false), NcclInputs::rough, false, 2), machine.fp8, 2);
+}
+
 TEST_CASE("the real NCCL, as it chooses by itself: exact where the inputs are") {
   const Machine machine;
   if (!machine.lacks.empty()) return skip(machine.lacks);
@@ -159,6 +228,6 @@ TEST_CASE("the real NCCL on one ring: the bits of the model, and of ours") {
   const int ranks = GENERATE(2, 3);
   const auto theirs = results(real(machine.library, true), NcclInputs::rough, true, ranks);
   check_model(theirs, machine.fp8, true, ranks);
-  const auto mine = results(ours(true), NcclInputs::rough, true, ranks);
-  if (machine.fp8) CHECK(mine == theirs);  // else ours has the fp8 cases besides
+  const auto mine = results(ours_on_device(true), NcclInputs::rough, true, ranks);
+  if (machine.fp8) CHECK(mine == theirs);  // else an emulated device has the fp8 cases besides
 }

@@ -32,8 +32,12 @@ constexpr auto kLastWords = std::chrono::milliseconds(300);
 // Runs the sweep on one rank.
 class Bench {
  public:
-  Bench(const BenchOptions& options, Communicator comm, const std::optional<Machine>& machine)
-      : options_(options), comm_(std::move(comm)), machine_(machine), subject_(comm_, options) {}
+  Bench(const BenchOptions& options, Communicator comm, const std::optional<Machine>& machine,
+        const Gpu* gpu)
+      : options_(options),
+        comm_(std::move(comm)),
+        machine_(machine),
+        subject_(comm_, options, gpu) {}
 
   Results run() {
     results_.started = utc_now();
@@ -68,7 +72,8 @@ class Bench {
     const BenchOptions& o = options_;
     fmt::print("# ringfold {} bench {}\n", RINGFOLD_VERSION, o.collective);
     fmt::print("# ranks {} on {} host{}, transport {}, memory {}, algorithm {}{}\n", comm_.size(),
-               hosts.size(), hosts.size() == 1 ? "" : "s", comm_.transport(), o.device,
+               hosts.size(), hosts.size() == 1 ? "" : "s",
+               o.device == "host" ? comm_.transport() : "by messages", o.device,
                o.algorithm ? name(*o.algorithm) : "auto",
                o.baseline == Baseline::none             ? ""
                : o.baseline == Baseline::gather_to_root ? ", baseline gather_to_root"
@@ -150,19 +155,20 @@ class Bench {
 
   double timed(bool in_place, int iterations) {
     must(comm_.barrier().wait());
-    double untimed = 0;
     const uint64_t sent_before = comm_.bytes_sent();  // barriers carry no bytes
-    const double start = seconds_now();
-    for (int i = 0; i < iterations; ++i) {
-      subject_.call(in_place);
-      if (options_.blocking != 1 && options_.blocking != 3) continue;
-      const double before = seconds_now();
-      must(comm_.barrier().wait());
-      if (options_.blocking == 3) untimed += seconds_now() - before;
-    }
-    const double mine = (seconds_now() - start - untimed) / iterations;
+    const double mine = subject_.time(in_place, iterations, barrier_after_each());
     sent_per_call_ = (comm_.bytes_sent() - sent_before) / static_cast<uint64_t>(iterations);
     return total(comm_, mine) / comm_.size();
+  }
+
+  // What -z asks for after each call; returns the seconds of it that do not count.
+  std::function<double()> barrier_after_each() {
+    if (options_.blocking != 1 && options_.blocking != 3) return nullptr;
+    return [this] {
+      const double before = seconds_now();
+      must(comm_.barrier().wait());
+      return options_.blocking == 3 ? seconds_now() - before : 0;
+    };
   }
 
   // One call at a time, each as long as its slowest rank.
@@ -170,9 +176,7 @@ class Bench {
     std::vector<double> mine;
     must(comm_.barrier().wait());
     for (int i = 0; i < iterations; ++i) {
-      const double start = seconds_now();
-      subject_.call(in_place);
-      mine.push_back((seconds_now() - start) * 1e6);
+      mine.push_back(subject_.time(in_place, 1) * 1e6);
     }
     const auto all = from_all(comm_, mine);
     for (size_t i = 0; i < all.size(); ++i) {
@@ -257,6 +261,12 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
   const auto complain = [&](const Status& status) {
     return fail(kFailed, fmt::format("bench: rank {}: {}", where.rank, status.to_string()));
   };
+  std::unique_ptr<Gpu> gpu;
+  if (options.device == "cuda") {
+    auto opened = Gpu::open(where.local_rank.value_or(where.rank));
+    if (!opened.ok()) return complain(opened.status());
+    gpu = std::move(*opened);
+  }
   auto comm = Communicator::create(where, wanted);
   if (!comm.ok()) return complain(comm.status());
   if (options.root >= comm->size()) {
@@ -273,7 +283,7 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
       return complain(failed.status);
     }
   }
-  Bench bench(options, *comm, inputs.machine);
+  Bench bench(options, *comm, inputs.machine, gpu.get());
   try {
     const Results results = bench.run();
     const int mine = bench.wrong_here() == 0 ? kSuccess : kFailed;
@@ -295,7 +305,8 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
   }
 }
 
-// loopback only reaches ranks of this very process.
+// loopback only reaches ranks of this very process, and processes that share a device would take
+// turns on it.
 int bench_threads(const BenchOptions& options, const Inputs& inputs) {
   if (options.ranks == 0) {
     return fail(kBadArguments,
@@ -343,9 +354,6 @@ std::string too_large(const BenchOptions& options) {
 }
 
 int run_bench(const BenchOptions& options) {
-  if (options.device == "cuda") {
-    return fail(kEnvironment, "bench: --device cuda: this build measures host memory only");
-  }
   if (const std::string why = contradiction(options); !why.empty()) {
     return fail(kBadArguments, "bench: " + why);
   }
@@ -369,7 +377,12 @@ int run_bench(const BenchOptions& options) {
   if (options.ranks > 0) {
     if (const std::string why = too_large(options); !why.empty()) return fail(kEnvironment, why);
   }
-  if (options.transport == "loopback") return bench_threads(options, inputs);
+  if (options.device == "cuda") {
+    if (const auto gpu = Gpu::open(0); !gpu.ok())
+      return fail(kEnvironment, "bench: --device cuda: " + gpu.status().message());
+  }
+  const bool threads = options.device == "cuda" && options.ranks > 0;
+  if (threads || options.transport == "loopback") return bench_threads(options, inputs);
 
   const auto where = Rendezvous::from_environment();
   if (where.ok() && options.ranks > 0 && where->size != options.ranks) {

@@ -51,7 +51,7 @@ double line_between_cores() {
 class Search {
  public:
   Search(const BenchOptions& options, Communicator& comm)
-      : options_(options), comm_(comm), subject_(comm, options) {}
+      : options_(options), comm_(comm), subject_(comm, options, nullptr) {}
 
   int run() {
     const double start = seconds_now();

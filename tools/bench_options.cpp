@@ -198,7 +198,10 @@ void add_environment(CLI::App& bench, BenchOptions& o) {
   bench
       .add_option("--ranks", o.ranks, "start so many local ranks; else a launcher has started them")
       ->check(CLI::Range(1, 1024));
-  bench.add_option("--device", o.device, "where the buffers lie")
+  bench
+      .add_option("--device", o.device,
+                  "where the buffers lie; cuda: calls are on a stream, timed by its events, and "
+                  "ranks started by --ranks are threads")
       ->check(CLI::IsMember({"host", "cuda"}))
       ->default_str("host");
   bench.add_option("--transport", o.transport, "loopback: the ranks are threads of one process")
@@ -268,6 +271,10 @@ std::string contradiction(const BenchOptions& o) {
   if (o.cliffs && (o.samples() || !o.csv.empty() || o.baseline != Baseline::none)) {
     return "--cliffs writes no results; accepted without -I, --json, --csv, --plot, --compare, "
            "--baseline";
+  }
+  if (o.device != "host" && (o.cliffs || o.baseline != Baseline::none)) {
+    return fmt::format("--device {} with {}; accepted: --device host", o.device,
+                       o.cliffs ? "--cliffs" : "--baseline");
   }
   if (o.baseline == Baseline::none) return {};
   if (o.kind != Collective::all_reduce) {

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "test/exact.h"
+#include "tools/bench_ranks.h"
 
 namespace ringfold::tools {
 namespace {
@@ -23,6 +24,26 @@ void Guarded::resize(size_t bytes, size_t shift) {
   memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kGuard, needed)));
   if (!memory_) throw std::bad_alloc();
   capacity_ = needed;
+  if (gpu_ == nullptr) return;
+  gpu_->free(on_device_);
+  on_device_ = nullptr;
+  on_device_ = gpu_->allocate(needed);
+}
+
+Guarded::~Guarded() {
+  if (gpu_ != nullptr) gpu_->free(on_device_);
+}
+
+std::byte* Guarded::for_call(std::byte* at) const {
+  return gpu_ == nullptr || at == nullptr ? at : on_device_ + (at - memory_.get());
+}
+
+void Guarded::upload() const {
+  if (gpu_ != nullptr) gpu_->upload(on_device_, memory_.get(), capacity_);
+}
+
+void Guarded::download() const {
+  if (gpu_ != nullptr) gpu_->download(memory_.get(), on_device_, capacity_);
 }
 
 void Guarded::protect() {
@@ -146,6 +167,8 @@ void Subject::prepare(bool in_place, uint64_t seed) {
   send_.protect();
   recv_.protect();
   fill_input(pointers(in_place).send, seed);
+  send_.upload();
+  recv_.upload();
 }
 
 uint64_t Subject::wrong_output(const std::byte* at, uint64_t seed) const {
@@ -180,6 +203,8 @@ uint64_t Subject::wrong_output(const std::byte* at, uint64_t seed) const {
 }
 
 uint64_t Subject::wrong(bool in_place, uint64_t seed) const {
+  send_.download();
+  recv_.download();
   uint64_t wrong = wrong_output(pointers(in_place).recv, seed);
   wrong += send_.overwritten() + recv_.overwritten();
   if (in_place || input_count() == 0) return wrong;
@@ -194,21 +219,21 @@ Work Subject::start(Pointers at) {
   const Reduction reduction(op_, op_ == Op::premul_sum ? test::premul_factor(comm_.rank()) : 1.0);
   switch (*options_.kind) {
     case Collective::all_reduce:
-      return comm_.all_reduce(at.send, at.recv, count_, type_, reduction);
+      return comm_.all_reduce(at.send, at.recv, count_, type_, reduction, stream());
     case Collective::reduce_scatter:
-      return comm_.reduce_scatter(at.send, at.recv, count_, type_, reduction);
+      return comm_.reduce_scatter(at.send, at.recv, count_, type_, reduction, stream());
     case Collective::all_gather:
-      return comm_.all_gather(at.send, at.recv, count_, type_);
+      return comm_.all_gather(at.send, at.recv, count_, type_, stream());
     case Collective::broadcast:
-      return comm_.broadcast(at.recv, count_, type_, root_);
+      return comm_.broadcast(at.recv, count_, type_, root_, stream());
     case Collective::reduce:
-      return comm_.reduce(at.send, at.recv, count_, type_, reduction, root_);
+      return comm_.reduce(at.send, at.recv, count_, type_, reduction, root_, stream());
     case Collective::all_to_all:
-      return comm_.all_to_all(at.send, at.recv, count_, type_);
+      return comm_.all_to_all(at.send, at.recv, count_, type_, stream());
     case Collective::gather:
-      return comm_.gather(at.send, at.recv, count_, type_, root_);
+      return comm_.gather(at.send, at.recv, count_, type_, root_, stream());
     case Collective::scatter:
-      return comm_.scatter(at.send, at.recv, count_, type_, root_);
+      return comm_.scatter(at.send, at.recv, count_, type_, root_, stream());
   }
   return {};
 }
@@ -224,6 +249,10 @@ void Subject::finish(Work work) {
 }
 
 void Subject::call(bool in_place) {
+  if (gpu_ != nullptr) {
+    launch(in_place);
+    return settle();
+  }
   report_ = {};
   hub_received_ = 0;
   const Pointers at = pointers(in_place);
@@ -241,6 +270,49 @@ void Subject::send_recv(Pointers at) {
   Work receive = comm_.recv(at.recv, count_, type_, (me + n - 1) % n);
   finish(comm_.send(at.send, count_, type_, (me + 1) % n));
   must(receive.wait());
+}
+
+// ---- on a device ------------------------------------------------------------------------------
+
+// The call is on the stream then: nothing has to be waited for before the next.
+void Subject::launch(bool in_place) {
+  const Pointers here = pointers(in_place);
+  const Guarded& from = in_place ? recv_ : send_;
+  const Pointers at{from.for_call(here.send), recv_.for_call(here.recv)};
+  if (options_.kind) {
+    launched_.push_back(start(at));
+    return;
+  }
+  const int n = comm_.size(), me = comm_.rank();
+  Group both;  // on one stream neither may wait for the other
+  launched_.push_back(comm_.recv(at.recv, count_, type_, (me + n - 1) % n, stream()));
+  launched_.push_back(comm_.send(at.send, count_, type_, (me + 1) % n, stream()));
+  (void)both.submit();
+}
+
+// All that was launched is over; the report is that of the last call.
+void Subject::settle() {
+  for (Work& work : launched_) must(work.wait());
+  report_ = {};
+  finish(std::move(launched_.back()));
+  launched_.clear();
+  gpu_->wait();
+}
+
+double Subject::time(bool in_place, int calls, const std::function<double()>& after) {
+  double untimed = 0;
+  const double start = seconds_now();
+  if (gpu_ != nullptr) gpu_->begin();
+  for (int i = 0; i < calls; ++i) {
+    if (gpu_ != nullptr && !after)
+      launch(in_place);
+    else
+      call(in_place);
+    if (after) untimed += after();
+  }
+  const double seconds = gpu_ != nullptr ? gpu_->end() : seconds_now() - start;
+  if (!launched_.empty()) settle();
+  return (seconds - untimed) / calls;
 }
 
 }  // namespace ringfold::tools

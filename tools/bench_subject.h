@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "ringfold/communicator.h"
+#include "tools/bench_device.h"
 #include "tools/bench_options.h"
 
 namespace ringfold::tools {
@@ -19,11 +21,21 @@ inline void must(const Status& status) {
   if (!status.ok()) throw OperationFailed{status};
 }
 
-// A buffer with a guard before and behind, whose start can be shifted by a few elements.
+// A buffer with a guard before and behind, whose start can be shifted by a few elements. With a
+// device it has a second one there, guards and all, which is the one that calls get.
 class Guarded {
  public:
+  explicit Guarded(const Gpu* gpu) : gpu_(gpu) {}
+  ~Guarded();
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
   void resize(size_t bytes, size_t shift);  // keeps memory that is large enough
   [[nodiscard]] std::byte* data() const { return memory_.get() + kGuard + shift_; }
+  // What lies on the device for an address of this buffer; without a device the address itself.
+  [[nodiscard]] std::byte* for_call(std::byte* at) const;
+  void upload() const;
+  void download() const;
   void protect();                            // writes the guards
   [[nodiscard]] size_t overwritten() const;  // guard bytes that changed since
 
@@ -32,13 +44,17 @@ class Guarded {
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
   };
+  const Gpu* const gpu_;  // null: none
   std::unique_ptr<std::byte[], Free> memory_;
+  std::byte* on_device_ = nullptr;
   size_t capacity_ = 0, bytes_ = 0, shift_ = 0;
 };
 
 class Subject {
  public:
-  Subject(Communicator& comm, const BenchOptions& options) : comm_(comm), options_(options) {}
+  // `gpu`: where the buffers lie; null: on the host.
+  Subject(Communicator& comm, const BenchOptions& options, const Gpu* gpu)
+      : comm_(comm), options_(options), gpu_(gpu), send_(gpu), recv_(gpu) {}
 
   // Sets the line up. `bytes` is the size of the largest buffer of a rank; what does not divide is
   // left off.
@@ -52,11 +68,14 @@ class Subject {
   void prepare(bool in_place, uint64_t seed);
   // One call, to its end. Its report is report().
   void call(bool in_place);
+  // `calls` of them, back to back, on a device without waiting in between; `after`: after each.
+  // Seconds of one.
+  double time(bool in_place, int calls, const std::function<double()>& after = nullptr);
   [[nodiscard]] const Report& report() const { return report_; }
   [[nodiscard]] uint64_t hub_received() const { return hub_received_; }
   // Elements of this rank's output that differ from what `seed` demands, input that was changed,
   // and bytes written beside the buffers.
-  [[nodiscard]] uint64_t wrong(bool in_place, uint64_t seed) const;
+  [[nodiscard]] uint64_t wrong(bool in_place, uint64_t seed) const;  // waits for the device
 
  private:
   struct Pointers {
@@ -75,14 +94,20 @@ class Subject {
   void fold(Pointers at, int rank, const std::byte* received) const;
   void finish(Work work);  // waits, and adds its report to this call's
 
+  [[nodiscard]] Stream stream() const { return gpu_ != nullptr ? gpu_->stream() : Stream{}; }
+  void launch(bool in_place);
+  void settle();
+
   Communicator& comm_;
   const BenchOptions& options_;
+  const Gpu* const gpu_;
   DType type_ = DType::f32;
   Op op_ = Op::sum;
   int root_ = 0;
   size_t count_ = 0;  // as the call is given it
   Guarded send_, recv_;
   std::vector<std::byte> incoming_;  // baselines: what the hub receives
+  std::vector<Work> launched_;
   Report report_;
   uint64_t hub_received_ = 0;
 };

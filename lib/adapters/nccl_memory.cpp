@@ -145,14 +145,14 @@ Result<bool> is_for_device(const void* send, const void* recv, cudaStream_t stre
   const bool for_kernels = std::max(sent, received) > Kind::host;
   const bool for_host = sent == Kind::host || received == Kind::host;
   const void* const on_host = sent == Kind::host ? send : recv;
-  if (for_kernels && for_host)
+  if (for_kernels) {
+    if (const Status cuda = cuda::usable(); !cuda.ok())
+      return unusable(sent > Kind::host ? send : recv, cuda);
+    if (!for_host) return true;
     return invalid(fmt::format(
         "sendbuff {} and recvbuff {} cannot be used together: {} is host memory that CUDA does not "
         "know; pin it (cudaHostRegister), or keep both on the host",
         send, recv, on_host));
-  if (for_kernels) {
-    const Status cuda = cuda::usable();
-    return cuda.ok() ? Result<bool>(true) : unusable(sent > Kind::host ? send : recv, cuda);
   }
   if (!for_host) return current_context() != nullptr && cuda::usable().ok();
   if (stream != nullptr && current_context() != nullptr)

@@ -144,8 +144,11 @@ Communicator::Impl::~Impl() {
 // ---- from a call to an operation --------------------------------------------------------------
 
 std::string Communicator::Impl::transport() const {
+  return region_ ? "region" : message_transport();
+}
+
+std::string Communicator::Impl::message_transport() const {
   if (!world_) return "self";
-  if (region_) return "region";
   std::string names;
   for (const Transport* transport : channel_->transports) {
     if (transport == nullptr || names.find(transport->name()) != std::string::npos) continue;
@@ -202,7 +205,7 @@ Work Communicator::Impl::collective(const Call& call) {
   state->schedule = chosen->schedule;
   state->position = rank_;
   state->element_bytes = size_of(call.type);
-  state->report.transport = transport();
+  state->report.transport = message_transport();
   state->report.piece_bytes = chosen->piece_bytes;
   state->report.predicted_seconds = chosen->seconds;
   state->started = steady_clock().now();
@@ -397,7 +400,7 @@ Work Communicator::Impl::message(bool sends, void* buffer, size_t count, DType t
   auto chosen = choice(Collective::broadcast, 2, count, size_of(type), 0);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
-  state->report.transport = transport();
+  state->report.transport = message_transport();
   state->started = steady_clock().now();
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;

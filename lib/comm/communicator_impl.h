@@ -46,6 +46,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] World* world() const { return world_.get(); }
   [[nodiscard]] std::string transport() const;
+  [[nodiscard]] std::string message_transport() const;  // also where collectives use a region
 
   Work collective(const Call& call);
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
