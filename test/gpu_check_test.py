@@ -9,25 +9,23 @@ import tempfile
 FEW = "cuda_cases"
 
 
-def run(build, source, programs, environment):
+def run(build, source, *options):
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "results.json")
         done = subprocess.run([os.path.join(source, "tools", "gpu_check"), "--emulated", "--built", build,
-                               "--programs", programs, "--json", file],
-                              capture_output=True, text=True, env={**os.environ, **environment})
+                               *options, "--json", file], capture_output=True, text=True,
+                              env={**os.environ, "RINGFOLD_TEST_PYTHON": "/bin/false"})  # torch is slow
         with open(file, encoding="utf-8") as results:
             return done.returncode, done.stdout, json.load(results)
 
 
 def main():
     build, source = sys.argv[1:]
-    # Without torch: starting it takes longer than all the rest.
-    quick = {"RINGFOLD_TEST_PYTHON": "/bin/false"}
-    status, output, results = run(build, source, FEW, quick)
+    # Without the comparison with NCCL, whose half for ours is a test of its own.
+    status, output, results = run(build, source, "--programs", FEW, "--parts", "tests,kernels,sweep,ddp,sanitizer")
     assert status == 0, output
     passed = results["passed"]
     assert sum(name.startswith(FEW) for name in passed) >= 4, passed
-    assert sum(name.startswith("nccl: ours") for name in passed) >= 3, passed
     for name in ["kernels", "2 ranks as processes", *(f"sweep, {n} ranks as threads" for n in (1, 2, 4))]:
         assert name in passed, (name, output)
     assert results["failed"] == {} and results["emulated"] is True
@@ -39,7 +37,7 @@ def main():
     assert set(results["figures"]["kernels"]["sum"]) >= {"f32", "bf16", "f8e4m3"}
 
     # What fails is told, and fails the whole.
-    status, output, results = run(build, source, "no_such", quick)
+    status, output, results = run(build, source, "--programs", "no_such", "--parts", "tests")
     assert status == 1 and "no_such" in results["failed"], output
     print("all well")
 
