@@ -113,6 +113,17 @@ void mismatch(const Ranks& ranks) {
   }
 }
 
+// With CUDA_LAUNCH_BLOCKING=1 the launches of a group on several streams would wait for each other.
+void blocked_group(const Ranks& ranks) {
+  const auto buffers = ones(ranks);
+  size_t at = 0;
+  OK(ncclGroupStart());
+  for (Rank* me : ranks) OK(sum_in_place(*me, buffers[at++]));
+  REFUSED(ncclGroupEnd(), ncclInvalidUsage, "CUDA_LAUNCH_BLOCKING=1");
+  at = 0;
+  for (Rank* me : ranks) EXPECT(me->holds<int32_t>(buffers[at++], kCount, 1));
+}
+
 // The last rank never calls. Another thread aborts in mid-flight: streams pass.
 void abort(const Ranks& ranks) {
   Rank& me = *ranks.front();
@@ -318,9 +329,16 @@ void alone(const Ranks& ranks) {
 }  // namespace
 
 const std::vector<Scenario> kLifeScenarios = {
-    {"memory", memory}, {"refusals", refusals},         {"mismatch", mismatch},
-    {"abort", abort},   {"abort_before", abort_before}, {"revoke", revoke},
-    {"ends", ends},     {"non_blocking", non_blocking}, {"split_and_shrink", split_and_shrink},
+    {"memory", memory},
+    {"refusals", refusals},
+    {"mismatch", mismatch},
+    {"blocked_group", blocked_group},
+    {"abort", abort},
+    {"abort_before", abort_before},
+    {"revoke", revoke},
+    {"ends", ends},
+    {"non_blocking", non_blocking},
+    {"split_and_shrink", split_and_shrink},
     {"alone", alone},
 };
 

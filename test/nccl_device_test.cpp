@@ -79,6 +79,7 @@ TEST_CASE("CUDA_LAUNCH_BLOCKING=1") {
   as_processes("few_collectives", 2, 22, "own", true);
   for (const char* scenario : {"operations", "messages", "abort", "non_blocking", "ends"})
     in_process(scenario, "threads", 2, 23, "own", true);
+  in_process("blocked_group", "group", 2, 24, "own", true);
 }
 
 TEST_CASE("in place") {

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include "ringfold_config.h"
+#include "lib/cuda/path.h"
 #include "tools/bench_subject.h"
 
 namespace ringfold::tools {
@@ -15,9 +15,9 @@ using Address = unsigned long long;   // CUdeviceptr
 // Calls a function of the driver by its name; -1 if it has none such.
 template <class... Arguments>
 int driver_call(const char* name, Arguments... arguments) {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (library == nullptr) return -1;
-  auto* const function = reinterpret_cast<int (*)(Arguments...)>(dlsym(library, name));
+  static void* const kLibrary = dlopen("libcuda.so.1", RTLD_NOW);
+  if (kLibrary == nullptr) return -1;
+  auto* const function = reinterpret_cast<int (*)(Arguments...)>(dlsym(kLibrary, name));
   return function != nullptr ? function(arguments...) : -1;
 }
 
@@ -33,17 +33,13 @@ Address address(const std::byte* memory) {
 }  // namespace
 
 Result<std::unique_ptr<Gpu>> Gpu::open(int local_rank) {
-#ifndef RINGFOLD_HAVE_CUDA
-  return Status(Code::unsupported, "this build has no CUDA");
-#endif
+  if (Status status = cuda::usable(); !status.ok()) return status;
   std::unique_ptr<Gpu> gpu(new Gpu);
   if (Status status = gpu->make(local_rank); !status.ok()) return status;
   return gpu;
 }
 
 Status Gpu::make(int local_rank) {
-  if (dlopen("libcuda.so.1", RTLD_NOW) == nullptr)
-    return {Code::unsupported, fmt::format("this machine has no CUDA driver ({})", dlerror())};
   int devices = 0, device = 0;
   if (driver_call("cuInit", 0U) != 0 || driver_call("cuDeviceGetCount", &devices) != 0 ||
       devices == 0)
