@@ -134,10 +134,23 @@ void enter_device() {
   CUDA(cuCtxSetCurrent(context));
 }
 
-void failed(const char* file, int line, const std::string& what) {
+void expect(bool good, const Spot& spot, const std::string& why) {
   static std::mutex lock;
+  if (good) return;
   const std::lock_guard guard(lock);
-  if (failure_count++ < 20) std::cerr << file << ":" << line << ": " << what << std::endl;
+  if (failure_count++ < 20)
+    std::cerr << spot.file << ":" << spot.line << ": " << spot.text << why << std::endl;
+}
+
+void expect_result(ncclResult_t got, ncclResult_t wanted, const char* words, const Spot& spot) {
+  if (got == ncclSuccess && wanted == ncclSuccess) return;
+  const std::string text = ncclGetLastError(nullptr);
+  expect(got == wanted && text.find(words) != std::string::npos, spot,
+         ": " + std::to_string(got) + ": " + text);
+}
+
+void expect_cuda(CUresult result, const Spot& spot) {
+  expect(result == CUDA_SUCCESS, spot, ": CUDA error " + std::to_string(result));
 }
 
 int failures() {

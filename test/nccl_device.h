@@ -26,24 +26,23 @@ void enter_device();
 
 // ---- checks, from any thread ------------------------------------------------------------------
 
-void failed(const char* file, int line, const std::string& what);
+// Where a check stands, and what it says.
+struct Spot {
+  const char* file;
+  int line;
+  const char* text;
+};
+void expect(bool good, const Spot& spot, const std::string& why = "");
+void expect_result(ncclResult_t got, ncclResult_t wanted, const char* words, const Spot& spot);
+void expect_cuda(CUresult result, const Spot& spot);
 int failures();
 
-#define EXPECT(condition) \
-  if (!(condition)) failed(__FILE__, __LINE__, #condition)
-#define OK(call)                                                 \
-  if (const ncclResult_t result = (call); result != ncclSuccess) \
-  failed(__FILE__, __LINE__,                                     \
-         std::string(#call) + ": " + std::to_string(result) + ": " + ncclGetLastError(nullptr))
-#define CUDA(call)                                                        \
-  if (const CUresult result = cuda_driver().call; result != CUDA_SUCCESS) \
-  failed(__FILE__, __LINE__, std::string(#call) + ": CUDA error " + std::to_string(result))
+#define SPOT(text) (Spot{__FILE__, __LINE__, #text})
+#define EXPECT(condition) expect((condition), SPOT(condition))
+#define OK(call) expect_result((call), ncclSuccess, "", SPOT(call))
 // The call is refused, and the text says `words`.
-#define REFUSED(call, code, words)                                                  \
-  if (const ncclResult_t result = (call);                                           \
-      result != (code) || std::strstr(ncclGetLastError(nullptr), words) == nullptr) \
-  failed(__FILE__, __LINE__,                                                        \
-         std::string(#call) + ": " + std::to_string(result) + ": " + ncclGetLastError(nullptr))
+#define REFUSED(call, code, words) expect_result((call), code, words, SPOT(call))
+#define CUDA(call) expect_cuda(cuda_driver().call, SPOT(call))
 
 // ---- memory -----------------------------------------------------------------------------------
 
