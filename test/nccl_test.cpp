@@ -201,13 +201,13 @@ TEST_CASE("ours on a device: exact inputs, and every bit of the model on a ring"
 }
 
 TEST_CASE("ours: rough inputs stay within the bound of rounding, in both numerics") {
-  const int ranks = GENERATE(2, 4);
-  check_bound(results(ours(false), NcclInputs::rough, false, ranks), true, ranks);
-  check_bound(results(in_exact_numerics(ours(false)), NcclInputs::rough, false, ranks), true,
-              ranks);
+  constexpr int kRanks = 3;
+  check_bound(results(ours(false), NcclInputs::rough, false, kRanks), true, kRanks);
+  check_bound(results(in_exact_numerics(ours(false)), NcclInputs::rough, false, kRanks), true,
+              kRanks);
   if (!have_device()) return skip("the device's part: this build has no CUDA");
-  check_bound(results(in_exact_numerics(ours_on_device(false)), NcclInputs::rough, false, ranks),
-              true, ranks);
+  check_bound(results(in_exact_numerics(ours_on_device(false)), NcclInputs::rough, false, kRanks),
+              true, kRanks);
 }
 
 TEST_CASE("the real NCCL, as it chooses by itself: within the same bound") {
