@@ -174,6 +174,7 @@ class Bench {
   // One call at a time, each as long as its slowest rank.
   Percentiles sampled(bool in_place, int iterations) {
     std::vector<double> mine;
+    mine.reserve(static_cast<size_t>(iterations));
     must(comm_.barrier().wait());
     for (int i = 0; i < iterations; ++i) {
       mine.push_back(subject_.time(in_place, 1) * 1e6);

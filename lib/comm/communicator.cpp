@@ -191,14 +191,13 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 }
 
 Work Communicator::Impl::collective(const Call& call) {
-  const bool in_region_memory = region_ && !cuda::is_ordered(call.send, call.recv, call.stream);
+  const bool on_host = !cuda::is_ordered(call.send, call.recv, call.stream);
+  const bool in_region_memory = region_ && on_host;
   if (Work done; in_region_memory && quick(call, &done)) return done;
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
   if (in_region_memory) return in_region(call);
-  if (two_level_ && TwoLevel::suits(call) && !cuda::is_device_memory(call.send) &&
-      !cuda::is_device_memory(call.recv))
-    return in_two_levels(call);
+  if (two_level_ && TwoLevel::suits(call) && on_host) return in_two_levels(call);
   auto chosen = choice(call.collective, size_, call.count, size_of(call.type), call.root);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
