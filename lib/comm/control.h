@@ -80,6 +80,17 @@ struct Bootstrapped {
   std::unique_ptr<Control> control;  // null when there is one rank only: nobody to talk to
 };
 
+// Start-up in two rounds, if any rank wishes for it: once everybody is known, each rank says more
+// of itself.
+//
+// An address of a Member with this name is the wish.
+inline constexpr std::string_view kSaysMore = "says more";
+// An address of a Member with this name is an IP address of its host, over which it has reached
+// rank 0, or been reached by another rank.
+inline constexpr std::string_view kReached = "reached";
+// Called once, on every rank, when all have come; adds to `mine`, the rank's own.
+using SayMore = std::function<Status(const std::vector<Member>& all, Member* mine)>;
+
 // Meets the other ranks: checks who they are, compares what must agree, and exchanges the Members.
 // `must_agree` are (setting, value) pairs that every rank must give alike; the library's version
 // and the settings of lib/base/base.h that must agree are compared in any case.
@@ -88,6 +99,6 @@ struct Bootstrapped {
 // invalid_argument: a wrong rank, size or setting. system: the port is taken, and the like.
 [[nodiscard]] Result<Bootstrapped> bootstrap(
     const Rendezvous& where, Member mine,
-    std::vector<std::pair<std::string, std::string>> must_agree);
+    std::vector<std::pair<std::string, std::string>> must_agree, const SayMore& more = {});
 
 }  // namespace ringfold

@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "lib/base/cores.h"
+#include "lib/base/net.h"
 #include "lib/engine/matcher.h"
 #include "transports/transports.h"
 #include "transports/ucx.h"
@@ -170,7 +173,10 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
                                                         : std::string("auto")},
                         {"piece bytes", std::to_string(settled.piece_bytes)},
                         {"transports", settled.transports},
-                        {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}});
+                        {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}},
+                       [&](const std::vector<Member>& all, Member* me) {
+                         return world->wants_ucx_ ? world->open_ucx(all, me) : Status();
+                       });
   if (!met.ok()) return met.status();
   world->members_ = std::move(met->members);
   world->control_ = std::move(met->control);
@@ -188,17 +194,71 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   return world;
 }
 
-// UCX's names of the interfaces that RINGFOLD_INTERFACES chooses; empty: UCX chooses.
-Result<std::string> World::devices_for_ucx() {
+namespace {
+
+// Devices that speak InfiniBand or RoCE, as UCX names them: "mlx5_0:1".
+std::vector<std::string> rdma_devices() {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& device : std::filesystem::directory_iterator("/sys/class/infiniband", error))
+    for (const auto& port : std::filesystem::directory_iterator(device.path() / "ports", error))
+      names.push_back(device.path().filename().string() + ":" + port.path().filename().string());
+  return names;
+}
+
+// The addresses over which this rank has met others, or, if it has met rank 0 inside this host
+// only, rank 0 has. Empty: nobody has met anybody on another host.
+std::vector<std::string> reached(const std::vector<Member>& all, const Member& mine) {
+  std::vector<std::string> hosts;
+  const auto add = [&](const Member& member) {
+    for (const auto& [name, host] : member.addresses) {
+      const auto address = Address::numeric(host, 0);
+      if (name == kReached && address.ok() && !address->loopback()) hosts.push_back(host);
+    }
+  };
+  add(mine);
+  if (hosts.empty() && all[0].host == mine.host) add(all[0]);
+  return hosts;
+}
+
+// What UCX may use: the interfaces that RINGFOLD_INTERFACES chooses, else those that have proved to
+// lead to other ranks, and RDMA. UCX itself believes that any interface leads to all addresses of
+// its network, such as a bridge of containers that has the same address on each host. Empty: it
+// chooses, or the user has.
+Result<std::string> devices_for_ucx(const std::vector<Member>& all, const Member& mine) {
   const std::string filter = setting("RINGFOLD_INTERFACES").value_or("");
-  if (filter.empty()) return std::string();
-  const auto chosen = local_interfaces(filter);
-  if (!chosen.ok()) return chosen.status();
-  std::string devices;
-  for (const Interface& interface : *chosen)
-    if (("," + devices + ",").find("," + interface.name + ",") == std::string::npos)
-      devices += (devices.empty() ? "" : ",") + interface.name;
-  return devices;
+  const auto interfaces = local_interfaces(filter);
+  if (!interfaces.ok()) return interfaces.status();
+  const std::vector<std::string> proved = reached(all, mine);
+  if (filter.empty() && (proved.empty() || std::getenv("UCX_NET_DEVICES") != nullptr))
+    return std::string();
+  std::vector<std::string> devices;
+  if (filter.empty()) devices = rdma_devices();
+  for (const Interface& interface : *interfaces) {
+    if (filter.empty() && std::ranges::find(proved, interface.address.host()) == proved.end())
+      continue;
+    if (std::ranges::find(devices, interface.name) == devices.end())
+      devices.push_back(interface.name);
+  }
+  std::string list;
+  for (const std::string& device : devices) list += (list.empty() ? "" : ",") + device;
+  return list;
+}
+
+}  // namespace
+
+Status World::open_ucx(const std::vector<Member>& all, Member* mine) {
+  const auto devices = devices_for_ucx(all, *mine);
+  if (!devices.ok()) return devices.status();
+  if (!devices->empty()) log_line(LogLevel::info, "UCX may use " + *devices);
+  auto ucx = make_ucx(rank_, steady_clock(), *devices);
+  if (ucx.ok()) {
+    ucx_ = std::move(*ucx);
+    mine->addresses.emplace_back("ucx", ucx_->address());
+  } else {
+    log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
+  }
+  return {};
 }
 
 // Makes what this rank may be reached by, before it is known where the others are.
@@ -233,15 +293,10 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
   const bool wanted = !on_loopback(where.coordinator) || !shm_;
   if (allowed(settled.transports, "ucx") && wanted) {
-    const auto devices = devices_for_ucx();
-    if (!devices.ok()) return devices.status();
-    auto ucx = make_ucx(rank_, steady_clock(), *devices);
-    if (ucx.ok()) {
-      ucx_ = std::move(*ucx);
-      mine->addresses.emplace_back("ucx", ucx_->address());
-    } else {
-      log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
-    }
+    const auto usable = local_interfaces(setting("RINGFOLD_INTERFACES").value_or(""));
+    if (!usable.ok()) return usable.status();
+    wants_ucx_ = true;  // when it is known which way the others came
+    mine->addresses.emplace_back(kSaysMore, "ucx");
   }
   return {};
 }
