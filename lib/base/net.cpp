@@ -197,6 +197,16 @@ Result<Descriptor> listen_everywhere(uint16_t port) {
   return listen_on(Address::any_v4(port));  // a host without IPv6
 }
 
+std::string local_host(const Descriptor& socket) {
+  constexpr std::string_view kMapped = "::ffff:";  // IPv4 at a listener for both
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&storage), &length) != 0) return {};
+  std::string host = Address(reinterpret_cast<const sockaddr*>(&storage), length).host();
+  const bool mapped = host.starts_with(kMapped) && host.find('.') != std::string::npos;
+  return mapped ? host.substr(kMapped.size()) : host;
+}
+
 uint16_t local_port(const Descriptor& socket) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;

@@ -80,6 +80,8 @@ struct HostPort {
 // Listens on every address of this host, IPv6 included where there is any.
 [[nodiscard]] Result<Descriptor> listen_everywhere(uint16_t port);
 [[nodiscard]] uint16_t local_port(const Descriptor& socket);
+// "10.0.0.1", "fd00::1": the address of this host that the connection uses.
+[[nodiscard]] std::string local_host(const Descriptor& socket);
 // Takes one waiting connection; an empty Descriptor if none waits. system: out of descriptors.
 [[nodiscard]] Result<Descriptor> accept_from(const Descriptor& listener);
 [[nodiscard]] Result<Descriptor> connect_to(const Address& address, Nanoseconds deadline);

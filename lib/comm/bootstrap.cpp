@@ -148,11 +148,12 @@ Result<Meeting> prepare(const Rendezvous& where) {
   return meeting;
 }
 
-Result<Met> meet(const Rendezvous& where, Joined mine) {
+Result<Met> meet(const Rendezvous& where, Joined mine, const SecondRound& second) {
   const auto hosts = parse_coordinator(where);
   if (!hosts.ok()) return hosts.status();
   auto meeting = prepare(where);
   if (!meeting.ok()) return meeting.status();
+  meeting->second = second;
   warn_once(where, *hosts);
   if (where.rank >= where.size) {
     meeting->deadline = std::min(meeting->deadline, meeting->begun + kTellWrongRank);
@@ -300,7 +301,14 @@ Status compare(const std::vector<Agreement>& by_rank) {
   return {};
 }
 
-Result<Bootstrapped> bootstrap(const Rendezvous& where, Member mine, Agreement must_agree) {
+void note_reached(const Descriptor& socket, Member* mine) {
+  const std::pair<std::string, std::string> reached(kReached, local_host(socket));
+  if (std::ranges::find(mine->addresses, reached) == mine->addresses.end())
+    mine->addresses.push_back(reached);
+}
+
+Result<Bootstrapped> bootstrap(const Rendezvous& where, Member mine, Agreement must_agree,
+                               const SecondRound& second) {
   if (where.size < 1 || where.rank < 0 || (where.size == 1 && where.rank != 0)) {
     return Status(Code::invalid_argument,
                   fmt::format("rank {} of {}: the size is at least 1, ranks are 0 to size - 1",
@@ -319,7 +327,7 @@ Result<Bootstrapped> bootstrap(const Rendezvous& where, Member mine, Agreement m
         Code::invalid_argument,
         fmt::format("the addresses of rank {} take more than {} bytes", where.rank, kMaxFrame));
   }
-  auto met = meet(where, std::move(joined));
+  auto met = meet(where, std::move(joined), second);
   if (!met.ok()) {
     log_line(LogLevel::error, met.status().to_string());
     return met.status();

@@ -86,6 +86,17 @@ struct Bootstrapped {
   std::unique_ptr<Control> control;  // null when there is one rank only: nobody to talk to
 };
 
+// An address of a Member with this name is an IP address of its host, over which it has reached
+// rank 0, or been reached by another rank.
+inline constexpr std::string_view kReached = "reached";
+// Start-up in two rounds: once everybody is known, each rank says more of itself.
+struct SecondRound {
+  // Whether there is one: the same answer on all ranks. Empty: there is none.
+  std::function<bool(const std::vector<Member>& all)> wanted;
+  // Called once, on every rank, when all have come; adds to `mine`, the rank's own.
+  std::function<Status(const std::vector<Member>& all, Member* mine)> say;
+};
+
 // Meets the other ranks: checks who they are, compares what must agree, and exchanges the Members.
 // `must_agree` are (setting, value) pairs that every rank must give alike; the library's version
 // and the settings of lib/base/base.h that must agree are compared in any case.
@@ -94,6 +105,6 @@ struct Bootstrapped {
 // invalid_argument: a wrong rank, size or setting. system: the port is taken, and the like.
 [[nodiscard]] Result<Bootstrapped> bootstrap(
     const Rendezvous& where, Member mine,
-    std::vector<std::pair<std::string, std::string>> must_agree);
+    std::vector<std::pair<std::string, std::string>> must_agree, const SecondRound& second = {});
 
 }  // namespace ringfold

@@ -70,7 +70,9 @@ class Coordinator {
   void serve(int rank);
   void fail(Status why);
   void tell_fault();
-  Result<Met> share();
+  void gather();
+  [[nodiscard]] Status gone(int rank) const;
+  Result<std::vector<Member>> share();
 
   const Meeting meeting_;
   Descriptor listener_;
@@ -120,21 +122,41 @@ Status Coordinator::timed_out() const {
 
 Result<Met> Coordinator::run() {
   allow_descriptors(meeting_.size);
-  while (fault_.ok() && !missing().empty()) {
-    if (steady_clock().now() >= deadline_) {
-      fault_ = timed_out();
-      break;
-    }
-    turn(deadline_);
-  }
+  gather();
   if (fault_.ok()) {
     std::vector<Agreement> agreements;
     for (const auto& joined : joined_) agreements.push_back(joined->agreement);
     fault_ = compare(agreements);
   }
-  if (fault_.ok()) return share();
-  tell_fault();
-  return fault_;
+  for (const auto& link : links_)
+    if (link) note_reached(link->socket(), &joined_[0]->member);
+  const Joined first = *joined_[0];
+  auto members = share();
+  if (members.ok() && meeting_.second.wanted && meeting_.second.wanted(*members)) {
+    std::fill(joined_.begin(), joined_.end(), std::nullopt);
+    joined_[0] = first;
+    fault_ = meeting_.second.say(*members, &joined_[0]->member);
+    gather();
+    members = share();
+  }
+  if (!members.ok()) return members.status();
+  return Met{std::move(*members), std::move(links_)};
+}
+
+// Until all ranks have introduced themselves.
+void Coordinator::gather() {
+  while (fault_.ok() && !missing().empty()) {
+    for (const int rank : missing())
+      if (const auto& link = links_[static_cast<size_t>(rank)]; link && !link->ended().ok())
+        return fail(gone(rank));
+    if (steady_clock().now() >= deadline_) return fail(timed_out());
+    turn(deadline_);
+  }
+}
+
+Status Coordinator::gone(int rank) const {
+  return {Code::peer_lost, fmt::format("rank {} went away during start-up: {}", rank,
+                                       links_[static_cast<size_t>(rank)]->ended().message())};
 }
 
 // Waits for news and serves it.
@@ -273,10 +295,7 @@ void Coordinator::serve(int rank) {
     deadline_ = std::min(deadline_, steady_clock().now() + decoded->patience);
     joined = std::move(*decoded);
   }
-  if (!link.ended().ok()) {
-    fail({Code::peer_lost,
-          fmt::format("rank {} went away during start-up: {}", rank, link.ended().message())});
-  }
+  if (!link.ended().ok()) fail(gone(rank));
 }
 
 void Coordinator::fail(Status why) {
@@ -311,13 +330,17 @@ void Coordinator::tell_fault() {
   }
 }
 
-// Sends everybody's Member to everybody.
-Result<Met> Coordinator::share() {
-  Met met;
+// Sends everybody's Member to everybody, or what is wrong.
+Result<std::vector<Member>> Coordinator::share() {
+  if (!fault_.ok()) {
+    tell_fault();
+    return fault_;
+  }
+  std::vector<Member> members;
   std::vector<std::string> table;
   for (auto& joined : joined_) {
     table.push_back(encode(joined->member));
-    met.members.push_back(std::move(joined->member));
+    members.push_back(std::move(joined->member));
   }
   std::vector<size_t> next(links_.size());
   while (true) {
@@ -341,8 +364,7 @@ Result<Met> Coordinator::share() {
     }
     poll(polled.data(), polled.size(), milliseconds_until(deadline_));
   }
-  met.links = std::move(links_);
-  return met;
+  return members;
 }
 
 }  // namespace

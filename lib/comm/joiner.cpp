@@ -34,6 +34,7 @@ class Joiner {
   Result<std::unique_ptr<Link>> reach();
   Result<std::unique_ptr<Link>> try_once(const Address& address, Nanoseconds attempt);
   [[nodiscard]] bool final(const Status& status, size_t candidates) const;
+  Result<std::vector<Member>> introduce(Link& link);
   Result<std::vector<Member>> wait_for_all(Link& link);
   Result<Member> understand(const std::string& frame) const;
 
@@ -46,14 +47,24 @@ class Joiner {
 Result<Met> Joiner::run() {
   auto link = reach();
   if (!link.ok()) return link.status();
-  mine_.patience = std::max(meeting_.deadline - steady_clock().now(), Nanoseconds::zero());
-  (*link)->queue(encode(mine_));
-  auto members = wait_for_all(**link);
+  note_reached((*link)->socket(), &mine_.member);
+  auto members = introduce(**link);
+  if (members.ok() && meeting_.second.wanted && meeting_.second.wanted(*members)) {
+    if (Status status = meeting_.second.say(*members, &mine_.member); !status.ok()) return status;
+    members = introduce(**link);
+  }
   if (!members.ok()) return members.status();
   Met met;
   met.members = std::move(*members);
   met.links.push_back(std::move(*link));
   return met;
+}
+
+// Says who we are, and hears who everybody is.
+Result<std::vector<Member>> Joiner::introduce(Link& link) {
+  mine_.patience = std::max(meeting_.deadline - steady_clock().now(), Nanoseconds::zero());
+  link.queue(encode(mine_));
+  return wait_for_all(link);
 }
 
 // Tries every address in turn, again and again: rank 0 may start much later than we.

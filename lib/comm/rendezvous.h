@@ -47,7 +47,10 @@ struct Meeting {
   Key key{};
   uint32_t version = kWireVersion;  // tests pretend another
   Nanoseconds begun{}, deadline{};
+  SecondRound second;
 };
+// Adds the local end of this connection, once, as kReached.
+void note_reached(const Descriptor& socket, Member* mine);
 [[nodiscard]] Result<Met> coordinate(const Meeting& meeting, Descriptor listener, Joined mine);
 // `where`: one "host:port" or several, comma-separated.
 [[nodiscard]] Result<Met> join(const Meeting& meeting, const std::vector<HostPort>& where,

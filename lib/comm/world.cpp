@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 #include "lib/base/cores.h"
+#include "lib/base/net.h"
 #include "lib/comm/machine.h"
 #include "lib/engine/matcher.h"
 #include "transports/transports.h"
@@ -120,6 +123,13 @@ bool share_memory(const Member& a, const Member& b) {
   return here && there && here->host == there->host;
 }
 
+// An address of a Member with this name: the rank will bring UCX in the second round.
+constexpr const char* kWantsUcx = "wants ucx";
+
+bool brings_ucx(const Member& member) {
+  return address_of(member, "ucx") != nullptr || address_of(member, kWantsUcx) != nullptr;
+}
+
 // Whether every two of them have a way in common. The same on all ranks.
 bool all_connected(const std::vector<Member>& members) {
   const auto same_process = [](const Member& a, const Member& b) {
@@ -129,7 +139,7 @@ bool all_connected(const std::vector<Member>& members) {
   };
   for (const Member& a : members)
     for (const Member& b : members) {
-      const bool both_ucx = address_of(a, "ucx") != nullptr && address_of(b, "ucx") != nullptr;
+      const bool both_ucx = brings_ucx(a) && brings_ucx(b);
       if (a.rank < b.rank && !both_ucx && !same_process(a, b) && !share_memory(a, b)) return false;
     }
   return true;
@@ -206,7 +216,15 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   Member mine = this_process();
   mine.rank = where.rank;
   if (Status status = world->make_transports(where, settled, &mine); !status.ok()) return status;
-  auto met = world->meet(where, settled, mine);
+  auto met = bootstrap(where, mine,
+                       {{"algorithm", settled.algorithm ? std::string(name(*settled.algorithm))
+                                                        : std::string("auto")},
+                        {"piece bytes", std::to_string(settled.piece_bytes)},
+                        {"transports", settled.transports},
+                        {"costs of the machine",
+                         settled.machine ? to_string(*settled.machine) : std::string("built-in")},
+                        {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}},
+                       world->with_ucx(settled));
   if (!met.ok()) return met.status();
   world->members_ = std::move(met->members);
   world->control_ = std::move(met->control);
@@ -227,47 +245,63 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
   return world;
 }
 
-// UCX's names of the interfaces that RINGFOLD_INTERFACES chooses; empty: UCX chooses.
-Result<std::string> World::devices_for_ucx() {
+namespace {
+
+// Devices that speak InfiniBand or RoCE, as UCX names them: "mlx5_0:1".
+std::vector<std::string> rdma_devices() {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& device : std::filesystem::directory_iterator("/sys/class/infiniband", error))
+    for (const auto& port : std::filesystem::directory_iterator(device.path() / "ports", error))
+      names.push_back(device.path().filename().string() + ":" + port.path().filename().string());
+  return names;
+}
+
+// The addresses over which this rank has met others, or, if it has met rank 0 inside this host
+// only, rank 0 has. Empty: nobody has met anybody on another host.
+std::vector<std::string> reached(const std::vector<Member>& all, const Member& mine) {
+  std::vector<std::string> hosts;
+  const auto add = [&](const Member& member) {
+    for (const auto& [name, host] : member.addresses) {
+      const auto address = Address::numeric(host, 0);
+      if (name == kReached && address.ok() && !address->loopback()) hosts.push_back(host);
+    }
+  };
+  add(mine);
+  if (hosts.empty() && all[0].host == mine.host) add(all[0]);
+  return hosts;
+}
+
+// What UCX may use: the interfaces that RINGFOLD_INTERFACES chooses, else those that have proved to
+// lead to other ranks, and RDMA. UCX itself believes that any interface leads to all addresses of
+// its network, such as a bridge of containers that has the same address on each host. Empty: it
+// chooses, or the user has.
+Result<std::string> devices_for_ucx(const std::vector<Member>& all, const Member& mine) {
   const std::string filter = setting("RINGFOLD_INTERFACES").value_or("");
-  if (filter.empty()) return std::string();
-  const auto chosen = local_interfaces(filter);
-  if (!chosen.ok()) return chosen.status();
-  std::string devices;
-  for (const Interface& interface : *chosen)
-    if (("," + devices + ",").find("," + interface.name + ",") == std::string::npos)
-      devices += (devices.empty() ? "" : ",") + interface.name;
-  return devices;
+  const auto interfaces = local_interfaces(filter);
+  if (!interfaces.ok()) return interfaces.status();
+  const std::vector<std::string> proved = reached(all, mine);
+  if (filter.empty() && (proved.empty() || std::getenv("UCX_NET_DEVICES") != nullptr))
+    return std::string();
+  std::vector<std::string> devices;
+  if (filter.empty()) devices = rdma_devices();
+  for (const Interface& interface : *interfaces) {
+    if (filter.empty() && std::ranges::find(proved, interface.address.host()) == proved.end())
+      continue;
+    if (std::ranges::find(devices, interface.name) == devices.end())
+      devices.push_back(interface.name);
+  }
+  std::string list;
+  for (const std::string& device : devices) list += (list.empty() ? "" : ",") + device;
+  return list;
 }
 
-Result<Bootstrapped> World::meet(const Rendezvous& where, const Settled& settled, Member mine) {
-  const std::vector<std::pair<std::string, std::string>> agreed = {
-      {"algorithm",
-       settled.algorithm ? std::string(name(*settled.algorithm)) : std::string("auto")},
-      {"piece bytes", std::to_string(settled.piece_bytes)},
-      {"transports", settled.transports},
-      {"costs of the machine",
-       settled.machine ? to_string(*settled.machine) : std::string("built-in")},
-      {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}};
-  auto met = bootstrap(where, mine, agreed);
-  if (!met.ok() || !allowed(settled.transports, "ucx") || all_connected(met->members)) return met;
-  // Ranks of one host that count on shared memory bring no UCX; but somebody has been refused it.
-  // Everybody sees that, and comes to a second meeting with UCX.
-  if (shm_)  // who has none has said so
-    log_line(LogLevel::warn, "not all ranks can share memory: UCX is used where they cannot");
-  met->control->on_notice = [](const Notice&) {};
-  met->control->leave();
-  if (!ucx_)
-    if (Status status = add_ucx(&mine); !status.ok()) return status;
-  Rendezvous again = where;
-  again.source = "second meeting";
-  return bootstrap(again, mine, agreed);
-}
+}  // namespace
 
-// Without UCX there is a warning, and whoever needs it hears of it; not so for a wrong setting.
-Status World::add_ucx(Member* mine) {
-  const auto devices = devices_for_ucx();
+Status World::open_ucx(const std::vector<Member>& all, Member* mine) {
+  const auto devices = devices_for_ucx(all, *mine);
   if (!devices.ok()) return devices.status();
+  if (!devices->empty()) log_line(LogLevel::info, "UCX may use " + *devices);
   auto ucx = make_ucx(rank_, steady_clock(), *devices);
   if (ucx.ok()) {
     ucx_ = std::move(*ucx);
@@ -276,6 +310,22 @@ Status World::add_ucx(Member* mine) {
     log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
   }
   return {};
+}
+
+// UCX is made when it is known which way the others came, and so by whom it is needed: ranks of one
+// host do without, unless one of them has been refused shared memory.
+SecondRound World::with_ucx(const Settled& settled) {
+  if (!allowed(settled.transports, "ucx")) return {};
+  const auto wanted = [](const std::vector<Member>& all) {
+    return !all_connected(all) || std::ranges::any_of(all, brings_ucx);
+  };
+  return {wanted, [this](const std::vector<Member>& all, Member* mine) {
+            const bool refused = !all_connected(all);
+            if (refused && shm_)  // who has none has said so
+              log_line(LogLevel::warn,
+                       "not all ranks can share memory: UCX is used where they cannot");
+            return refused || wants_ucx_ ? open_ucx(all, mine) : Status();
+          }};
 }
 
 // Makes what this rank may be reached by, before it is known where the others are.
@@ -312,7 +362,12 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   if (!why_no_region.empty()) log_line(LogLevel::warn, "no shared regions: " + why_no_region);
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
   const bool wanted = !on_loopback(where.coordinator) || !shm_;
-  if (allowed(settled.transports, "ucx") && wanted) return add_ucx(mine);
+  if (allowed(settled.transports, "ucx") && wanted) {
+    const auto usable = local_interfaces(setting("RINGFOLD_INTERFACES").value_or(""));
+    if (!usable.ok()) return usable.status();
+    wants_ucx_ = true;
+    mine->addresses.emplace_back(kWantsUcx, "");
+  }
   return {};
 }
 

@@ -80,9 +80,8 @@ class World {
   class ControlSource;
 
   explicit World(int rank);
-  static Result<std::string> devices_for_ucx();
-  Result<Bootstrapped> meet(const Rendezvous& where, const Settled& settled, Member mine);
-  Status add_ucx(Member* mine);
+  [[nodiscard]] SecondRound with_ucx(const Settled& settled);
+  Status open_ucx(const std::vector<Member>& all, Member* mine);
   Status make_transports(const Rendezvous& where, const Settled& settled, Member* mine);
   Status make_routes(const Settled& settled);
   Status route_to(const Member& member, const Settled& settled, const std::string& nonce);
@@ -99,6 +98,7 @@ class World {
   std::unique_ptr<Standings> standings_;
   std::unique_ptr<Source> control_source_;
   std::unique_ptr<Transport> loopback_, shm_, ucx_;
+  bool wants_ucx_ = false;
   std::unique_ptr<RegionHost> regions_;
   region::Patience patience_{2000, 16};
   bool crowded_ = false;
