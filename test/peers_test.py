@@ -26,19 +26,19 @@ import targets  # noqa: E402
 KI, MI = 1 << 10, 1 << 20
 # library, configuration, ranks, then a program's answer
 CSV = """
-ringfold auto 2 1024,oop,1000,0.9,1.0,1.1,1.2,0,0.5,0.0,50.0,52.0
-ringfold auto 2 1024,oop,1000,0.9,3.0,1.1,3.2,0,0.5,0.0,50.0,52.0
-ringfold auto 2 1024,oop,1000,0.9,2.0,1.1,2.2,0,0.5,0.0,50.0,52.0
-ringfold auto 2 1024,oop,1000,0.9,99.0,1.1,99.0,0,50.5,0.0,50.0,52.0
-ringfold auto 2 1024,oop,1000,0.9,8.0,1.1,8.0,0,0.0,0.0,240.0,250.0
-ringfold ring 2 1024,oop,1000,0.9,9.0,1.1,9.0,0,0.0,0.0,50.0,50.0
-mpich5 default 2 1024,oop,1000,0.9,5.0,1.1,4.0,0,0.0,0.0,50.0,50.0
-mpich5 yield 2 1024,oop,1000,0.9,4.5,1.1,9.0,0,0.0,0.0,50.0,50.0
-gloo ring 2 1024,oop,1000,0.9,20.0,1.1,20.0,0,0.0,0.0,50.0,50.0
-limits memcpy 2 1024,oop,1000,0.9,0.1,1.1,0.1,0,0.0,0.0,50.0,50.0
-limits cross_read 2 1024,oop,1000,0.9,0.8,1.1,0.9,0,0.0,0.0,50.0,50.0
-limits direct2 2 1024,oop,1000,0.9,0.5,1.1,0.6,0,0.0,0.0,50.0,50.0
-mpich5 default 2 1024,ip,1000,0.9,4.0,1.1,4.0,0,0.0,0.0,50.0,245.0
+ringfold auto 2 1024,oop,1000,0.9,1.0,1.1,1.2,0,0.5,0.0,50.0,52.0,7.5
+ringfold auto 2 1024,oop,1000,0.9,3.0,1.1,3.2,0,0.5,0.0,50.0,52.0,7.5
+ringfold auto 2 1024,oop,1000,0.9,2.0,1.1,2.2,0,0.5,0.0,50.0,52.0,7.5
+ringfold auto 2 1024,oop,1000,0.9,99.0,1.1,99.0,0,50.5,0.0,50.0,52.0,7.5
+ringfold auto 2 1024,oop,1000,0.9,8.0,1.1,8.0,0,0.0,0.0,240.0,250.0,7.5
+ringfold ring 2 1024,oop,1000,0.9,9.0,1.1,9.0,0,0.0,0.0,50.0,50.0,7.5
+mpich5 default 2 1024,oop,1000,0.9,5.0,1.1,4.0,0,0.0,0.0,50.0,50.0,7.5
+mpich5 yield 2 1024,oop,1000,0.9,4.5,1.1,9.0,0,0.0,0.0,50.0,50.0,7.5
+gloo ring 2 1024,oop,1000,0.9,20.0,1.1,20.0,0,0.0,0.0,50.0,50.0,7.5
+limits memcpy 2 1024,oop,1000,0.9,0.1,1.1,0.1,0,0.0,0.0,50.0,50.0,7.5
+limits cross_read 2 1024,oop,1000,0.9,0.8,1.1,0.9,0,0.0,0.0,50.0,50.0,7.5
+limits direct2 2 1024,oop,1000,0.9,0.5,1.1,0.6,0,0.0,0.0,50.0,50.0,7.5
+mpich5 default 2 1024,ip,1000,0.9,4.0,1.1,4.0,0,0.0,0.0,50.0,245.0,7.5
 """
 
 
@@ -53,21 +53,21 @@ def parse(text):
 class Parsing(unittest.TestCase):
     def test_an_answer_becomes_a_row(self):
         row = results.parse_answer("mpich5", "default", 4,
-                                   "1024,ip,10,1,2.5,3,4.5,0,0.25,0.5,50,60\n")
+                                   "1024,ip,10,1,2.5,3,4.5,0,0.25,0.5,50,60,9\n")
         self.assertEqual((row.name, row.ranks, row.bytes, row.place),
                          (("mpich5", "default"), 4, 1024, "ip"))
-        self.assertEqual((row.loop_us, row.sync_us, row.wrong, row.disturbance),
-                         (2.5, 4.5, 0, 0.75))
+        self.assertEqual((row.loop_us, row.sync_us, row.wrong, row.disturbance, row.cpu_us),
+                         (2.5, 4.5, 0, 0.75, 9))
 
     def test_rubbish_is_refused(self):
-        for line in ("", "1024,ip,10,1,2,3,4,0,0,0,50", "1024,ip,x,1,2,3,4,0,0,0,50,60",
-                     "Segmentation fault", "1024,ip,10,1,2,3,4,0,0,0,50,60,70"):
+        for line in ("", "1024,ip,10,1,2,3,4,0,0,0,50,60", "1024,ip,x,1,2,3,4,0,0,0,50,60,1",
+                     "Segmentation fault", "1024,ip,10,1,2,3,4,0,0,0,50,60,70,80"):
             with self.assertRaises(ValueError, msg=line):
                 results.parse_answer("l", "c", 2, line)
 
     def test_placement(self):
         def row(before, after):
-            return results.parse_answer("l", "c", 2, f"8,ip,1,1,1,1,1,0,0,0,{before},{after}")
+            return results.parse_answer("l", "c", 2, f"8,ip,1,1,1,1,1,0,0,0,{before},{after},1")
         self.assertEqual(row(50, 60).placement, "near")
         self.assertEqual(row(240, 250).placement, "far")
         self.assertEqual(row(0, 0).placement, "one core")

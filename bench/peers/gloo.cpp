@@ -2,6 +2,7 @@
 //   --algorithm ring | bcube       gloo::allreduce
 //               halving_doubling   the older class, in place only, in synchronous mode: it polls
 //   --store DIR                    an empty folder, where the ranks find each other
+//   --address A                    where this rank listens; default: 127.0.0.1
 #include <gloo/allreduce.h>
 #include <gloo/allreduce_halving_doubling.h>
 #include <gloo/math.h>
@@ -19,7 +20,7 @@ namespace {
 using Context = std::shared_ptr<gloo::rendezvous::Context>;
 
 Context connect(const peers::Arguments& arguments, const peers::Team& team) {
-  const gloo::transport::tcp::attr attributes("127.0.0.1");
+  const gloo::transport::tcp::attr attributes(arguments.get("address", "127.0.0.1").c_str());
   std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
   gloo::rendezvous::FileStore store(arguments.get("store", "."));
   auto context = std::make_shared<gloo::rendezvous::Context>(team.rank(), team.size());

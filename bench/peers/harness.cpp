@@ -26,6 +26,7 @@ struct Job {
 struct Timings {
   std::vector<double> loop, sync;  // us per call
   int64_t iterations = 0;          // of one loop
+  double cpu = 0;                  // us per call in loops, of all ranks together
 };
 
 double least(const std::vector<double>& values) {
@@ -99,11 +100,11 @@ class Measurement {
     const Load::Share others = load.others();
     const double line_after = team_.line_latency_ns();
     char line[512];
-    std::snprintf(line, sizeof line, "%zu,%s,%lld,%.4f,%.4f,%.4f,%.4f,%.0f,%.1f,%.1f,%.1f,%.1f\n",
-                  job_.bytes, job_.in_place ? "ip" : "oop",
-                  static_cast<long long>(timings.iterations), least(timings.loop),
-                  median(timings.loop), least(timings.sync), median(timings.sync), wrong,
-                  others.foreign_percent, others.steal_percent, line_before, line_after);
+    std::snprintf(
+        line, sizeof line, "%zu,%s,%lld,%.4f,%.4f,%.4f,%.4f,%.0f,%.1f,%.1f,%.1f,%.1f,%.3f\n",
+        job_.bytes, job_.in_place ? "ip" : "oop", static_cast<long long>(timings.iterations),
+        least(timings.loop), median(timings.loop), least(timings.sync), median(timings.sync), wrong,
+        others.foreign_percent, others.steal_percent, line_before, line_after, timings.cpu);
     return line;
   }
 
@@ -142,6 +143,7 @@ class Measurement {
     // Many short loops: an interruption spoils few of them, and the median does not see it.
     const int64_t repetitions = calls(job_.budget_us, 3, job_.repetitions);
     timings.iterations = calls(job_.budget_us / static_cast<double>(repetitions), 1, 20000);
+    const double cpu_before = cpu_seconds();
     for (int64_t r = 0; r < repetitions; ++r) {
       team_.barrier();
       library_.untimed_us();
@@ -151,6 +153,8 @@ class Measurement {
       const double mine = spent / static_cast<double>(timings.iterations);
       timings.loop.push_back(team_.largest({mine})[0]);
     }
+    timings.cpu = team_.sum(cpu_seconds() - cpu_before) * 1e6 /
+                  static_cast<double>(repetitions * timings.iterations);
   }
 
   void time_single_calls(Timings& timings) {
@@ -179,15 +183,14 @@ class Measurement {
   double per_call_ = 0;  // us, as far as is known
 };
 
-int connect_to(const std::string& name) {
+int connect_to(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (name.empty() || name.size() + 1 > sizeof address.sun_path) die("no --jobs to serve");
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (path.empty() || path.size() + 1 > sizeof address.sun_path) die("no --jobs to serve");
+  std::memcpy(address.sun_path, path.data(), path.size());
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), length) != 0) {
-    die("nobody listens at --jobs " + name);
+  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+    die("nobody listens at --jobs " + path);
   }
   return fd;
 }

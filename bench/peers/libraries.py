@@ -13,10 +13,11 @@ ROOT = HERE.parent.parent
 CORES = len(os.sched_getaffinity(0))
 
 DEBIAN = ["openmpi-bin", "libopenmpi-dev", "mpich", "libmpich-dev", "libgloo-dev", "python3-venv"]
-WHEELS = {  # folder: what pip installs there; apart from each other, for all bring a libmpi
+WHEELS = {  # folder: what pip installs there; apart from each other, for most bring a libmpi
     "openmpi5": ["openmpi==5.*"],
     "mpich5": ["mpich==5.*"],
     "intel": ["impi-devel", "oneccl-devel"],
+    "ucx": ["libucx-cu12==1.22.*"],  # the newest; Debian has 1.13
 }
 
 

@@ -11,17 +11,27 @@
 
 namespace peers {
 
+// Of this process, its threads and the kernel on their behalf.
+inline double cpu_seconds() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
 // From its construction to others(); every rank makes one and asks it.
 class Load {
  public:
-  explicit Load(Team& team) : team_(team), start_(now()), own_(own_seconds()) {}
+  explicit Load(Team& team) : team_(team), start_(now()), own_(cpu_seconds()) {}
 
   struct Share {
     double foreign_percent, steal_percent;  // of all cores
   };
   // Used by other processes, and taken away by the hypervisor.
   [[nodiscard]] Share others() const {
-    const double own = team_.sum(own_seconds() - own_);
+    const double own = team_.sum(cpu_seconds() - own_);
     const Machine end = now();
     const double whole = (end.wall - start_.wall) * team_.cores() / 100;
     return {std::max(0.0, end.busy - start_.busy - own) / whole,
@@ -46,15 +56,6 @@ class Load {
     const auto per_second = static_cast<double>(sysconf(_SC_CLK_TCK));
     return {static_cast<double>(user + nice + system) / per_second,
             static_cast<double>(steal) / per_second, now_us() * 1e-6};
-  }
-
-  static double own_seconds() {
-    rusage used{};
-    getrusage(RUSAGE_SELF, &used);
-    const auto seconds = [](const timeval& t) {
-      return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-    };
-    return seconds(used.ru_utime) + seconds(used.ru_stime);
   }
 
   Team& team_;

@@ -32,6 +32,7 @@ class Row:
     steal_percent: float
     line_before_ns: float
     line_after_ns: float
+    cpu_us: float  # of all ranks together, a call
 
     @property
     def name(self):

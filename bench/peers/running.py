@@ -1,14 +1,12 @@
 """Starts the programs, gives them their jobs in turn, and leaves nothing behind.
 
-A program's ranks meet in anonymous memory and get their jobs over an abstract socket, so neither has
-a name in the file system. Between its turns a program is stopped: some libraries poll for ever.
+A program's ranks meet in anonymous memory and get their jobs over a socket in the run's folder. Between its turns a program is stopped: some libraries poll for ever.
 
 All of them stay in this session: Linux shares cores out between sessions first (sched_autogroup), so
 that ranks in different ones could not yield to each other.
 """
 import ctypes
 import glob
-import itertools
 import os
 import pathlib
 import selectors
@@ -22,7 +20,6 @@ import time
 # What MPI libraries leave in /dev/shm when they are killed.
 REMAINS = ["vader_segment.*", "sm_segment.*", "mpich_*", "Intel_MPI_*", "ucx_shm_posix_*"]
 SHM = "/dev/shm"
-numbers = itertools.count()
 
 
 class Failed(Exception):
@@ -32,6 +29,9 @@ class Failed(Exception):
 class Workplace:
     """A folder for everything that lives as long as the run. All of it goes at the end, and what
     libraries leave in /dev/shm: a process of its own sees to that, also when this one is killed."""
+
+    def __init__(self, at_end=None):
+        self.at_end = at_end  # a command that clears up what else this run has made; may be repeated
 
     def __enter__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ringfold-peers-"))
@@ -59,6 +59,9 @@ class Workplace:
         for path in set(self.remains()) - before - mapped_files():
             pathlib.Path(path).unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.at_end:
+            subprocess.run(self.at_end, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL, check=False)
 
     @staticmethod
     def remains():
@@ -107,12 +110,12 @@ class Program:
 
     def start(self, seconds=30):
         """Returns when all ranks are there."""
-        name = f"ringfold-peers-{os.getpid()}-{next(numbers)}"
+        jobs = self.folder / "jobs"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind("\0" + name)
+            listener.bind(str(jobs))
             listener.listen(self.ranks)
             listener.settimeout(0.1)
-            common = ["--meeting", f"/proc/{os.getpid()}/fd/{self.meeting}", "--jobs", name]
+            common = ["--meeting", f"/proc/{os.getpid()}/fd/{self.meeting}", "--jobs", str(jobs)]
             files = self.folder / "files"
             files.mkdir()
             environment = {**os.environ, "TMPDIR": str(files),

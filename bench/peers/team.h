@@ -13,7 +13,8 @@ constexpr int kMaxRanks = 16;
 
 // "--key value" pairs of a command line. Every program gets
 //   --meeting FILE   memory to meet in, empty at first
-//   --jobs NAME      abstract Unix socket of the one who gives the jobs
+//   --jobs PATH      Unix socket of the one who gives the jobs; a path, for abstract names end at
+//                    the border of a network namespace
 //   --rank R --size N, unless the library knows
 //   --bind 0|1       1: one core a rank, rank % cores
 struct Arguments {

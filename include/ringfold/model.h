@@ -51,6 +51,10 @@ inline constexpr int kSlots = 16;
 inline constexpr int kMaxTransitPieces = kSlots / 2;
 inline constexpr size_t kMinPieceBytes = size_t{4} << 10;  // where a chunk is cut at all
 inline constexpr size_t kMaxPieceBytes = size_t{1} << 20;
+// In a ring between hosts choose() avoids larger ones: they would be fetched by rendezvous, whose
+// announcement waits in the link's queue behind the data before it. Measured at 1 Gbit/s with four
+// hosts: 95 % of the line rate with these, 91 to 94 % with pieces of 1 MiB, 92 % with 64 KiB.
+inline constexpr size_t kMaxRemotePieceBytes = size_t{256} << 10;
 
 // Bytes that each rank must send per byte of the full frame, if all share the work evenly; the
 // factor between algorithm and bus bandwidth, with the definitions of nccl-tests:

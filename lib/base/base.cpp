@@ -57,7 +57,7 @@ constexpr std::array kSettings = {
             "Algorithm of every collective that offers it; auto asks the cost model."},
     Setting{"RINGFOLD_PIECE", "size", "the cost model's choice", true,
             "Bytes that travel in one message (64K, 4M)."},
-    Setting{"RINGFOLD_SPIN", "seconds", "20us, 0 when ranks outnumber cores", false,
+    Setting{"RINGFOLD_SPIN", "seconds", "100us, 0 when ranks outnumber cores", false,
             "How long an idle thread polls before it sleeps."},
     Setting{"RINGFOLD_INTERFACES", "list", "all, loopback last", false,
             "Network interfaces to use: names or prefixes (eth), ^name to exclude, addresses, "

@@ -17,7 +17,7 @@ namespace ringfold {
 namespace {
 
 constexpr Nanoseconds kDefaultTimeout = std::chrono::minutes(10);
-constexpr Nanoseconds kDefaultSpin = std::chrono::microseconds(20);
+constexpr Nanoseconds kDefaultSpin = std::chrono::microseconds(100);
 constexpr Nanoseconds kFlush = std::chrono::seconds(1);
 // After a failure all ranks leave at once, some before UCX has finished its handshakes; then UCX
 // 1.13 ends the process of the others by an assertion. So whoever leaves looks after them a little.

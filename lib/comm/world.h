@@ -48,6 +48,10 @@ class World {
   [[nodiscard]] EngineThread& thread() { return *thread_; }
   [[nodiscard]] SlotPool& slots() { return slots_; }
   [[nodiscard]] Transport* route(Peer peer) const { return routes_[static_cast<size_t>(peer)]; }
+  // Equal for peers on one host.
+  [[nodiscard]] const std::string& host(Peer peer) const {
+    return members_[static_cast<size_t>(peer)].host;
+  }
   [[nodiscard]] uint64_t bytes_sent() const;
   // The regions, if these ranks can share memory; else null.
   [[nodiscard]] RegionHost* regions(const std::vector<Peer>& peers) const;

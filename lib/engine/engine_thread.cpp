@@ -23,11 +23,18 @@ constexpr auto kLongestDoze = std::chrono::milliseconds(500);
 // Other processes that want this core get it so many times before a driver goes to sleep, which
 // costs them and us far more.
 constexpr int kYields = 4;
+// A driver that spins keeps the core to itself so long; then it offers the core at every turn, for
+// somebody it cannot know of may be waiting for it: ranks of other hosts that are none, say.
+constexpr Nanoseconds kAlone = std::chrono::microseconds(3);
+// Where the last wait was longer than any spinning, the next one begins with so little of it: what
+// waits for links, or for ranks that still compute, is not to burn a core.
+constexpr Nanoseconds kBriefly = std::chrono::microseconds(20);
 constexpr Nanoseconds kLongestSleep = std::chrono::seconds(10);
 
 }  // namespace
 
-EngineThread::EngineThread(Engine& engine, Nanoseconds spin) : engine_(engine), spin_(spin) {
+EngineThread::EngineThread(Engine& engine, Nanoseconds spin)
+    : engine_(engine), spin_(spin), patience_(spin) {
   doorbell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   engine_.on_request = [this] { ring(); };
   // Signals belong to the application's threads.
@@ -76,16 +83,18 @@ bool EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanose
   while (!stop()) {
     if (engine_.poll()) {
       yields = 0;
-      idle_since = clock.now();
+      const Nanoseconds now = clock.now();
+      patience_ = now - idle_since < spin_ ? spin_ : std::min(spin_, kBriefly);
+      idle_since = now;
       continue;
     }
     const Nanoseconds now = clock.now();
     if (now >= until) break;
-    if (now - idle_since < spin_) {
+    if (now - idle_since < std::min(patience_, kAlone)) {
       relax();
       continue;
     }
-    if (yields++ < kYields) {
+    if (now - idle_since < patience_ || yields++ < kYields) {
       sched_yield();
       continue;
     }
@@ -112,7 +121,6 @@ bool EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanose
     } else {
       asleep_.fetch_sub(1);
     }
-    idle_since = spin_ > Nanoseconds(0) ? clock.now() : idle_since;
   }
   return slept;
 }

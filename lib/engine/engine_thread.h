@@ -19,8 +19,8 @@ namespace ringfold {
 
 class EngineThread {
  public:
-  // `spin`: how long to poll without news before sleeping; 0 when the ranks of this host outnumber
-  // its cores. Installs itself as engine.on_request.
+  // `spin`: how long to poll without news before sleeping, where news used to come in that time; 0
+  // when the ranks of this host outnumber its cores. Installs itself as engine.on_request.
   EngineThread(Engine& engine, Nanoseconds spin);
   ~EngineThread();  // stops polling; REQUIRES that nobody helps
   EngineThread(const EngineThread&) = delete;
@@ -48,7 +48,8 @@ class EngineThread {
   const Nanoseconds spin_;
   int doorbell_ = -1;  // eventfd: ends the sleep of whoever drives
 
-  std::mutex driver_;  // held by whoever polls; released while asleep
+  std::mutex driver_;     // held by whoever polls; released while asleep
+  Nanoseconds patience_;  // of the driver: all of spin_, or little where it did not pay of late
   std::atomic<int> helpers_{0};
   std::atomic<uint32_t> helped_{0};
   std::atomic<int> asleep_{0};  // drivers inside poll(2)

@@ -385,7 +385,10 @@ std::optional<Choice> best_piece(Schedule s, size_t element_bytes, const Machine
     }
   } else {
     const size_t all = s.count * element_bytes;
+    const bool remote = s.algorithm == Algorithm::ring && machine.per_host < s.size;
+    const size_t wished = remote ? kMaxRemotePieceBytes : kMaxPieceBytes;
     for (size_t bytes = kMinPieceBytes; bytes <= kMaxPieceBytes; bytes *= 2) {
+      if (bytes > wished && n > 0) break;  // larger ones only where these are too many
       attempt(bytes);
       if (bytes >= all) break;  // larger ones would not cut either
     }

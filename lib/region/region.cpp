@@ -35,6 +35,13 @@ long futex(const std::atomic<uint32_t>& word, int operation, uint32_t value,
                  nullptr, 0);
 }
 
+std::vector<int> names_of(const Channel& channel) {
+  std::vector<int> names;
+  for (size_t r = 0; r < channel.peers.size(); ++r)
+    names.push_back(channel.named(static_cast<int>(r)));
+  return names;
+}
+
 }  // namespace
 
 // The turn, if it was free.
@@ -63,6 +70,7 @@ Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience
       rank_(channel.rank),
       size_(static_cast<int>(channel.peers.size())),
       peers_(channel.peers),
+      names_(names_of(channel)),
       engine_(engine),
       patience_(patience),
       room_{segment_.pool_bytes(), crowded},
@@ -455,7 +463,7 @@ Nanoseconds Region::check_deadline(Nanoseconds now) {
     const Awaited next = awaited();
     for (int r = 0; r < size_; ++r)
       if (r != rank_ && !reached(r, next.phase))
-        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+        missing += (missing.empty() ? "" : ", ") + std::to_string(names_[static_cast<size_t>(r)]);
     text = running_->operation->text() + ": not done at its deadline; waiting in step " +
            std::to_string(running_->step) + " of " + std::to_string(running_->moves.phases()) +
            " for rank " + missing;
@@ -492,7 +500,7 @@ std::string Region::recall(uint32_t seq) {
       sched_yield();
       continue;
     }
-    const std::string who = "rank " + std::to_string(rank_);
+    const std::string who = "rank " + std::to_string(names_[static_cast<size_t>(rank_)]);
     for (size_t back = 0; back < history_.size() && seq < next_seq_; ++back) {
       const Channel::Past& past = history_[(latest_ + history_.size() - back) % history_.size()];
       if (past.seq != ~0u && past.seq <= seq)
