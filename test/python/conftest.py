@@ -14,3 +14,11 @@ def limit(request):
     faulthandler.dump_traceback_later(seconds * factor, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def backend(request):
+    """Compiled before ranks, which have less time, ask for it."""
+    if any("torch" in item.path.name for item in request.session.items):
+        import ringfold.torch._build
+        ringfold.torch._build.load()

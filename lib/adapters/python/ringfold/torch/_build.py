@@ -58,6 +58,8 @@ def _key() -> str:
 def _compile(library: Path) -> None:
     folders = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     torch_libraries = Path(torch.__file__).parent / "lib"
+    for unfinished in library.parent.glob("*.new"):  # of a process that was ended; we have the lock
+        unfinished.unlink()
     made = library.with_suffix(f".{os.getpid()}.new")
     command = [
         *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O2", "-fPIC", "-shared",
