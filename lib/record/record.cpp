@@ -31,6 +31,10 @@ void* map_board(Descriptor* fd) {
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
+constexpr std::array kTotals = {&Totals::communicators, &Totals::operations, &Totals::finished,
+                                &Totals::sent,          &Totals::received,   &Totals::waits,
+                                &Totals::waited,        &Totals::failures};
+
 void reset(Lane& lane) {
   lane.called = lane.over = lane.next = 0;
   for (Word* word : {&lane.finished, &lane.sent, &lane.received, &lane.awaited}) put(*word, 0);
@@ -53,18 +57,14 @@ void reset(Slot& slot, const Record::Who& who) {
 
 }  // namespace
 
-// All slots of this process. A forked child has a board of its own, made when it needs one.
+// All slots of this process. A forked child has a board of its own, made when it needs one. The
+// file is made for the first communicator that others may look at: one of one rank costs none.
 class Board {
  public:
-  // Null when there is no memory.
   static std::shared_ptr<Board> current() {
     const std::lock_guard guard(current_lock());
     auto& board = the_current();
-    if (board && board->mine()) return board;
-    Descriptor fd;
-    void* const memory = map_board(&fd);
-    if (memory == nullptr) return nullptr;
-    board.reset(new Board(memory, std::move(fd)));
+    if (!board || !board->mine()) board.reset(new Board);
     return board;
   }
   // The same, if there is one already.
@@ -72,16 +72,18 @@ class Board {
     const std::lock_guard guard(current_lock());
     return the_current() && the_current()->mine() ? the_current() : nullptr;
   }
-  ~Board() { munmap(page_, kBoardBytes); }
+  ~Board() {
+    if (page_ != plain_.get()) munmap(page_, kBoardBytes);
+  }
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
   [[nodiscard]] bool mine() const { return generation_ == fork_generation(); }
 
-  // A slot that others see, or the private one given.
+  // A slot that others see, or the private one given. Null: there is no memory, or no slot.
   Slot* take(const Record::Who& who, Slot* own) {
     const std::lock_guard guard(lock_);
-    Slot* const free = own != nullptr ? own : free_slot();
+    Slot* const free = own != nullptr ? own : map() ? free_slot() : nullptr;
     if (free == nullptr) return nullptr;
     reset(*free, who);
     free->used.store(++opened_, std::memory_order_release);
@@ -125,14 +127,24 @@ class Board {
     page_->touched.store(touched + 1);
     return slots() + touched;
   }
-  Board(void* memory, Descriptor fd)
-      : generation_(fork_generation()), fd_(std::move(fd)), page_(static_cast<Page*>(memory)) {
-    page_->slots = kSlots;
-    page_->pid = getpid();
+  Board() : generation_(fork_generation()), plain_(new Page()), page_(plain_.get()) {}
+
+  // Whether there is memory that others see.
+  bool map() {
+    if (page_ != plain_.get()) return true;
+    void* const memory = map_board(&fd_);
+    if (memory == nullptr) return false;
+    auto* const page = static_cast<Page*>(memory);
+    page->slots = kSlots;
+    page->pid = getpid();
     const std::string_view library = RINGFOLD_VERSION;
-    library.copy(page_->library.data(), page_->library.size() - 1);
-    page_->version = kVersion;
-    page_->magic = kMagic;
+    library.copy(page->library.data(), page->library.size() - 1);
+    const Totals& so_far = plain_->gone;
+    for (const auto word : kTotals) put(page->gone.*word, get(so_far.*word));
+    page->version = kVersion;
+    page->magic = kMagic;
+    page_ = page;
+    return true;
   }
   static std::mutex& current_lock() {
     static auto& lock = *new std::mutex;  // never destroyed: other threads may still run at exit
@@ -144,9 +156,10 @@ class Board {
   }
 
   const uint32_t generation_;
-  const Descriptor fd_;  // for whoever looks from outside
-  Page* const page_;
-  std::mutex lock_;  // guards what follows, and which slots are in use
+  const std::unique_ptr<Page> plain_;  // until there is a file
+  std::mutex lock_;                    // guards what follows, and which slots are in use
+  Descriptor fd_;                      // for whoever looks from outside
+  Page* page_;
   std::vector<Slot*> private_;
   uint32_t opened_ = 0;
 };
@@ -225,19 +238,15 @@ Entry& slow(Lane& lane, Entry& entry, uint32_t seq, int steps, Nanoseconds now) 
 std::shared_ptr<Record> Record::open(const Who& who) {
   std::shared_ptr<Record> record(new Record);
   record->board_ = Board::current();
-  if (record->board_ && who.world != 0) record->slot_ = record->board_->take(who, nullptr);
+  if (who.world != 0) record->slot_ = record->board_->take(who, nullptr);
   if (record->slot_ != nullptr) return record;
   record->own_ = std::make_unique<Slot>();
-  record->slot_ = record->own_.get();
-  if (record->board_)
-    record->board_->take(who, record->slot_);
-  else
-    reset(*record->slot_, who);
+  record->slot_ = record->board_->take(who, record->own_.get());
   return record;
 }
 
 Record::~Record() {
-  if (board_ && board_->mine()) board_->give_back(slot_);
+  if (board_->mine()) board_->give_back(slot_);
 }
 
 void Record::name_transport(const std::string& name) {

@@ -91,8 +91,8 @@ class Record {
   Record() = default;
   void leave_file() const;
 
-  std::shared_ptr<Board> board_;  // null: private
-  std::unique_ptr<Slot> own_;
+  std::shared_ptr<Board> board_;
+  std::unique_ptr<Slot> own_;  // null: the slot is one of the board's
   Slot* slot_ = nullptr;
 };
 
