@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <fstream>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -289,4 +290,66 @@ TEST_CASE("region: its memory is what is promised") {
     CHECK(pool * static_cast<size_t>(ranks) <= 16u << 20);
     CHECK(region::Segment::bytes_for(ranks) <= (20u << 20));
   }
+}
+
+namespace {
+
+// Bytes of all mappings of regions in this process.
+size_t mapped_regions() {
+  size_t bytes = 0;
+  std::string line;
+  for (std::ifstream maps("/proc/self/maps"); std::getline(maps, line);) {
+    if (line.find("memfd:ringfold-region") == std::string::npos) continue;
+    const size_t dash = line.find('-');
+    bytes += std::stoull(line.substr(dash + 1), nullptr, 16) - std::stoull(line, nullptr, 16);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("region: a communicator maps one segment, and no more than is promised") {
+  CHECK(on_region(3, [](Communicator& comm) {
+          const size_t each = region::Segment::bytes_for(3);
+          RANK_CHECK(mapped_regions() == each);
+          {
+            auto second = comm.split(0, 0);
+            if (!rank_ok(second.status())) return;
+            all_reduce_exact(*second, DType::f32, Op::sum, 3'000'000, true);
+            RANK_CHECK(mapped_regions() == 2 * each);
+          }
+          // The engine's thread may be the last to let go of it.
+          for (int i = 0; i < 2000 && mapped_regions() != each; ++i)
+            std::this_thread::sleep_for(1ms);
+          RANK_CHECK(mapped_regions() == each);
+        }) == "");
+}
+
+// C60: bits depend neither on how a payload is cut nor on timing.
+TEST_CASE("region: the same data gives the same bits, whole or in pieces, again and again") {
+  const DType type = GENERATE(DType::f32, DType::bf16);
+  CHECK(on_region(5, [&](Communicator& comm) {
+          constexpr size_t kCount = 1'000'003;
+          const size_t element = size_of(type);
+          std::vector<unsigned char> input(kCount * element), whole(input.size());
+          for (size_t i = 0; i < kCount; ++i) {  // of any size between 2^-3 and 2^4, any sign
+            const auto hash = exact_hash(kSeed, static_cast<uint64_t>(comm.rank()), i);
+            const auto bits = static_cast<uint32_t>((hash & 0x83ffffffU) | 0x3e000000U);
+            std::memcpy(&input[i * element], reinterpret_cast<const char*>(&bits) + 4 - element,
+                        element);
+          }
+          rank_ok(comm.all_reduce(input.data(), whole.data(), kCount, type, Op::sum).wait());
+          std::vector<unsigned char> first = whole;
+          rank_ok(comm.broadcast(first.data(), first.size(), DType::u8, 0).wait());
+          RANK_CHECK(first == whole);
+          constexpr size_t kCuts[] = {0, 1, 1000, 9'999, 200'000, 200'001, 777'777, kCount};
+          for (int again = 0; again < 5; ++again) {
+            std::vector<unsigned char> pieces(input.size());
+            for (size_t p = 0; p + 1 < std::size(kCuts); ++p)
+              rank_ok(comm.all_reduce(&input[kCuts[p] * element], &pieces[kCuts[p] * element],
+                                      kCuts[p + 1] - kCuts[p], type, Op::sum)
+                          .wait());
+            RANK_CHECK(pieces == whole);
+          }
+        }) == "");
 }

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 #include <set>
+#include <thread>
 
 #include "ringfold/model.h"
 #include "ringfold_config.h"

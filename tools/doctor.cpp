@@ -62,11 +62,15 @@ Json choices(const Json& found) {
       : shm ? "shared memory (/dev/shm; memfd: " + found["memory"]["memfd"].get<std::string>() + ")"
       : ucx ? "UCX (no shared memory)"
             : "nothing: neither shared memory nor UCX";
-  j["shared region"] = memfd ? fmt::format("{} of 2 ranks, {} of 4, {} of 8, for each communicator",
-                                           show_size(region::Segment::bytes_for(2)),
-                                           show_size(region::Segment::bytes_for(4)),
-                                           show_size(region::Segment::bytes_for(8)))
-                             : "none: memfd does not work";
+  j["shared region"] =
+      memfd
+          ? fmt::format(
+                "pools of at most {} a rank and {} a communicator; with all else {} of 2 ranks, "
+                "{} of 4, {} of 8, for each communicator",
+                show_size(region::kPoolBytes), show_size(region::kPoolBytesOfAll),
+                show_size(region::Segment::bytes_for(2)), show_size(region::Segment::bytes_for(4)),
+                show_size(region::Segment::bytes_for(8)))
+          : "none: memfd does not work";
   j["other hosts"] = ucx ? "UCX" : "nothing: UCX is not there";
   return j;
 }

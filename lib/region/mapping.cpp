@@ -134,7 +134,7 @@ Status Mapping::part_from_others(std::byte* begin, size_t bytes) {
   if (copy == MAP_FAILED) return system_error("parting from shared memory");
   std::memcpy(copy, begin_ + first, length);
   if (mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, begin_ + first) == MAP_FAILED) {
-    const Status why = system_error("parting from shared memory");
+    Status why = system_error("parting from shared memory");
     munmap(copy, length);
     return why;
   }

@@ -9,7 +9,7 @@ bool Moves::alike() const {
   return !part_to_each(collective_) && !shape_.folded;
 }
 
-Range Moves::bytes_for(const Block& b, int reader) const {
+Moves::Range Moves::bytes_for(const Block& b, int reader) const {
   if (alike()) return {0, b.count * element_};
   if (part_to_each(collective_))
     return {static_cast<size_t>(reader) * shape_.block * element_, b.count * element_};
