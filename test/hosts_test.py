@@ -102,21 +102,27 @@ class Hosts(unittest.TestCase):
         self.assertEqual(laboratories() - self.before, set())
 
     @staticmethod
-    def bench(laboratory, *arguments, host_of=None):
-        """`ringfold bench` with a rank for each of the laboratory's; rank 0's JSON. `host_of`: where
-        a rank is, if not block by block."""
-        host_of = host_of or laboratory.host_of
+    def start_ranks(laboratory, arguments_of, host_of=None):
+        """`ringfold bench all_reduce` as every rank of the laboratory. `arguments_of`: of a rank;
+        `host_of`: where it is, if not block by block."""
+        ranks = []
+        for rank in range(laboratory.ranks):
+            settings = {"RINGFOLD_RANK": str(rank), "RINGFOLD_SIZE": str(laboratory.ranks),
+                        "RINGFOLD_COORDINATOR": f"{laboratory.address(1)}:23456",
+                        "RINGFOLD_SECRET": "only for this test, of no use elsewhere",
+                        "RINGFOLD_TIMEOUT": "20"}
+            ranks.append(subprocess.Popen(  # pylint: disable=consider-using-with
+                [*laboratory.inside((host_of or laboratory.host_of)(rank)), RINGFOLD, "bench",
+                 "all_reduce", *arguments_of(rank)], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env={**os.environ, **settings}))
+        return ranks
+
+    def bench(self, laboratory, *arguments, host_of=None):
+        """All ranks with the same arguments, to a good end; rank 0's JSON."""
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "bench.json")
-            ranks = []
-            for rank in range(laboratory.ranks):
-                settings = {"RINGFOLD_RANK": str(rank), "RINGFOLD_SIZE": str(laboratory.ranks),
-                            "RINGFOLD_COORDINATOR": f"{laboratory.address(1)}:23456",
-                            "RINGFOLD_SECRET": "only for this test, of no use elsewhere"}
-                ranks.append(subprocess.Popen(  # pylint: disable=consider-using-with
-                    [*laboratory.inside(host_of(rank)), RINGFOLD, "bench", "all_reduce",
-                     *arguments, "--json", file], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT, text=True, env={**os.environ, **settings}))
+            ranks = self.start_ranks(laboratory, lambda rank: [*arguments, "--json", file], host_of)
             outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
             if any(rank.returncode for rank in ranks):
                 raise AssertionError("\n".join(outputs))
@@ -157,6 +163,42 @@ class Hosts(unittest.TestCase):
                 data = self.bench(laboratory, "-b", "4", "-e", "1M", "-f", "64", "-n", "2", "-w", "1")
             self.assertEqual((data["ranks"], data["hosts"], data["wrong"], data["errors"]),
                              (sum(layout), len(layout), 0, []))
+
+    def test_all_types_and_operations_host_by_host(self):
+        with Laboratory([3, 2]) as laboratory:
+            data = self.bench(laboratory, "-b", "128K", "-e", "129K", "-i", "1K", "-n", "1", "-w", "0",
+                              "-d", "all", "-o", "all", host_of=lambda rank: [1, 2, 1, 2, 1][rank])
+        self.assertEqual((data["wrong"], data["errors"]), (0, []))
+        self.assertGreater(len(data["results"]), 2 * 8 * 4)
+        self.assertIn("two_level", {result["algorithm"] for result in data["results"]})
+
+    def test_a_rank_that_calls_something_else_is_told_to_all(self):
+        # Rank 4 has no member of a ring on its side, so only the comparison of calls can see it.
+        for odd in (4, 0):
+            with Laboratory([3, 2]) as laboratory:
+                start = time.monotonic()
+                ranks = self.start_ranks(laboratory, lambda rank: [
+                    "-b", "2M" if rank == odd else "1M", "-e", "2M", "-n", "2", "-w", "0", "-c", "0"])
+                outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+                self.assertLess(time.monotonic() - start, 15)
+            for output, rank in zip(outputs, ranks):
+                self.assertEqual(rank.returncode, 1, output)
+                self.assertRegex(output, "262144 elements")
+                self.assertRegex(output, "524288 elements")
+
+    def test_a_killed_rank_is_told_to_all(self):
+        with Laboratory([3, 2]) as laboratory:
+            ranks = self.start_ranks(laboratory, lambda rank: [
+                "-b", "8M", "-e", "8M", "-n", "100000", "-w", "0", "-c", "0"])
+            time.sleep(3)
+            self.assertEqual([rank.poll() for rank in ranks], [None] * 5)
+            ranks[1].kill()
+            killed = time.monotonic()
+            outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+            self.assertLess(time.monotonic() - killed, 3)
+        for rank in (0, 2, 3, 4):
+            self.assertEqual(ranks[rank].returncode, 1, outputs[rank])
+            self.assertRegex(outputs[rank], "rank 1 ")
 
     def start(self, *more):
         return subprocess.Popen(

@@ -29,6 +29,7 @@ TEST_CASE("positions go host by host, whatever the numbering") {
 TEST_CASE("uneven hosts have no common number of ranks") {
   const Layout layout = lay_out({"a", "b", "a"}, 1);
   CHECK(layout.ranks == Ranks{0, 2, 1});
+  CHECK(layout.hosts == std::vector<Ranks>{{0, 2}, {1}});
   CHECK(layout.position == 2);
   CHECK(layout.per_host == 1);
   CHECK(lay_out({"a", "b"}, 0).per_host == 1);

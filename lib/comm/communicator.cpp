@@ -8,6 +8,7 @@
 
 #include "kernels/floats.h"
 #include "lib/comm/communicator_impl.h"
+#include "lib/comm/two_level.h"
 #include "lib/comm/unique_id.h"
 #include "lib/engine/matcher.h"
 
@@ -69,8 +70,9 @@ Result<Communicator> Communicator::create(const Rendezvous& where, const Options
   if (!world.ok()) return world.status();
   std::vector<Peer> everybody(static_cast<size_t>(where.size));
   for (int r = 0; r < where.size; ++r) everybody[static_cast<size_t>(r)] = r;
-  auto impl = std::make_shared<Impl>(*settled, *world, 0, std::move(everybody), where.rank);
+  auto impl = std::make_shared<Impl>(*settled, *world, 0, 0, std::move(everybody), where.rank);
   impl->open_region();
+  impl->open_two_level();
   return Communicator(std::move(impl));
 }
 
@@ -87,14 +89,14 @@ Work Communicator::create(const Rendezvous& where, const Options& options, Commu
 Communicator::Impl::Impl(const Settled& settled) : settled_(settled) {}
 
 Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, uint32_t id,
-                         std::vector<Peer> peers, int rank)
+                         uint32_t family, std::vector<Peer> peers, int rank)
     : settled_(settled),
       world_(std::move(world)),
       rank_(rank),
       size_(static_cast<int>(peers.size())) {
   channel_ = std::make_shared<Channel>();
   channel_->id = id;
-  channel_->family = id;
+  channel_->family = family;
   channel_->rank = rank;
   for (const Peer peer : peers) channel_->transports.push_back(world_->route(peer));
   channel_->peers = std::move(peers);
@@ -192,6 +194,9 @@ Work Communicator::Impl::collective(const Call& call) {
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
   if (in_region_memory) return in_region(call);
+  if (two_level_ && TwoLevel::suits(call) && !cuda::is_device_memory(call.send) &&
+      !cuda::is_device_memory(call.recv))
+    return in_two_levels(call);
   auto chosen = choice(call.collective, size_, call.count, size_of(call.type), call.root);
   if (!chosen.ok()) return Work(chosen.status());
   auto state = std::make_shared<Work::State>(world_);
@@ -208,8 +213,12 @@ Work Communicator::Impl::collective(const Call& call) {
   }
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;
-  operation->what = {chosen->schedule, call.type, call.reduction.op,
-                     chosen->piece_bytes / size_of(call.type), false};
+  operation->what = {chosen->schedule,
+                     call.type,
+                     call.reduction.op,
+                     chosen->piece_bytes / size_of(call.type),
+                     false,
+                     call.stands_for};
   operation->position = rank_;
   if (call.collective == Collective::all_reduce) order_by_host(*operation);
   state->position = operation->position;
@@ -322,6 +331,7 @@ Status Communicator::Impl::capture(const UserOperation& operation, const void* i
   channel->id = kCapturedChannel | channel_->id * kMostCaptured | number;
   channel->family = channel_->family;
   channel->rank = rank_;
+  channel->names = channel_->names;
   channel->transports = channel_->transports;
   channel->peers = channel_->peers;
   return cuda::record({&what.schedule, operation.position, input, work, what.type, reduction,
@@ -494,16 +504,25 @@ Result<Communicator> Communicator::split(int color, int key) {
   std::ranges::stable_sort(members, {}, [&](int r) { return all[static_cast<size_t>(r)][1]; });
   auto made = impl_->sub(static_cast<uint32_t>(id), members);
   made->open_region();
+  made->open_two_level();
   return Communicator(std::move(made));
 }
 
 std::shared_ptr<Impl> Communicator::Impl::sub(uint32_t id, const std::vector<int>& members) const {
   if (members.size() == 1) return std::make_shared<Impl>(settled_);
+  return part(id, id, members);
+}
+
+std::shared_ptr<Impl> Communicator::Impl::part(uint32_t id, uint32_t family,
+                                               const std::vector<int>& members) const {
   std::vector<Peer> peers;
   peers.reserve(members.size());
   for (const int r : members) peers.push_back(channel_->peers[static_cast<size_t>(r)]);
   const auto mine = std::ranges::find(members, rank_) - members.begin();
-  return std::make_shared<Impl>(settled_, world_, id, std::move(peers), static_cast<int>(mine));
+  auto made = std::make_shared<Impl>(settled_, world_, id, family, std::move(peers),
+                                     static_cast<int>(mine));
+  if (family != id) made->channel_->names = members;
+  return made;
 }
 
 Status Communicator::register_memory(const void* memory, size_t bytes) {

@@ -28,14 +28,18 @@ struct Call {
   DType type;
   Reduction reduction;
   int root = 0;
-  Stream stream;  // for device memory
+  Stream stream = {};     // for device memory
+  size_t stands_for = 0;  // see Description
 };
+
+class TwoLevel;
 
 struct Communicator::Impl : std::enable_shared_from_this<Impl> {
  public:
   explicit Impl(const Settled& settled);  // one rank
-  Impl(const Settled& settled, std::shared_ptr<World> world, uint32_t id, std::vector<Peer> peers,
-       int rank);
+  // `family`: of the communicator that this one is a part of; its own id if it is none.
+  Impl(const Settled& settled, std::shared_ptr<World> world, uint32_t id, uint32_t family,
+       std::vector<Peer> peers, int rank);
   ~Impl();
 
   [[nodiscard]] int rank() const { return rank_; }
@@ -46,6 +50,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   Work collective(const Call& call);
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
   void open_region();
+  // The same for ranks of several hosts, after open_region(): the parts of TwoLevel.
+  void open_two_level();
   Work part_wise(Call call);
   Work message(bool sends, void* buffer, size_t count, DType type, int partner, Stream stream);
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
@@ -85,6 +91,10 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   Work in_region(const Call& call);
   bool quick(const Call& call, Work* work);
   [[nodiscard]] std::vector<std::string> hosts() const;
+  [[nodiscard]] std::shared_ptr<Impl> part(uint32_t id, uint32_t family,
+                                           const std::vector<int>& members) const;
+  Work in_two_levels(const Call& call);
+  std::shared_ptr<Work::State> compare_calls(const Call& call);
   void order_by_host(UserOperation& operation) const;
   [[nodiscard]] Reduction arithmetic(const Call& call) const;
   void run_alone(Work::State& state, const Call& call) const;
@@ -106,6 +116,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   Machine machine_;
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<region::Region> region_;  // null: collectives go by messages
+  std::shared_ptr<TwoLevel> two_level_;     // null: all ranks are on one host, or one on each
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
 
   std::mutex choices_lock_;

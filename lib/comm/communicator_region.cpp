@@ -57,6 +57,7 @@ Description Communicator::Impl::region_description(const Call& call) const {
   what.schedule.count = call.count;
   what.type = call.type;
   what.op = call.reduction.op;
+  what.stands_for = call.stands_for;
   return what;
 }
 

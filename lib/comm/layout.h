@@ -12,9 +12,10 @@ namespace ringfold {
 // every host's link once in each direction, however the ranks are numbered. `position` of a
 // schedule is the index here.
 struct Layout {
-  std::vector<int> ranks;  // by position
-  int position = 0;        // mine
-  int per_host = 1;        // ranks on each host; 1 unless all have as many
+  std::vector<std::vector<int>> hosts;  // the ranks of each
+  std::vector<int> ranks;               // by position
+  int position = 0;                     // mine
+  int per_host = 1;                     // ranks on each host; 1 unless all have as many
 
   // Whether positions are ranks.
   [[nodiscard]] bool in_order() const;

@@ -56,6 +56,7 @@ Result<Communicator> Communicator::Impl::shrink(std::span<const int> exclude) {
   const auto other = std::ranges::find_if(all, [&](uint64_t theirs) { return theirs != mine; });
   if (other == all.end()) {
     smaller.impl()->open_region();
+    smaller.impl()->open_two_level();
     return smaller;
   }
   return Status(Code::mismatch,

@@ -38,10 +38,14 @@ uint32_t Description::fingerprint() const {
   h = mix(h, schedule.count);
   h = mix(h, static_cast<uint64_t>(schedule.root) << 32 | static_cast<uint32_t>(schedule.per_host));
   h = mix(h, schedule.segment << 1 | static_cast<uint64_t>(schedule.cut));
-  return mix(h, piece);
+  h = mix(h, piece);
+  return stands_for == 0 ? h : mix(h, stands_for);
 }
 
 std::string Description::text() const {
+  if (stands_for != 0)
+    return "all_reduce " + std::string(name(type)) + " " + std::string(name(op)) + " of " +
+           std::to_string(stands_for) + " elements (host by host)";
   std::string text = point_to_point ? "message" : std::string(name(schedule.collective));
   text += " " + std::string(name(type));
   if (!point_to_point && reduces(schedule.collective)) text += " " + std::string(name(op));
@@ -55,7 +59,7 @@ std::string Description::text() const {
 }
 
 std::string Operation::text() const {
-  std::string text = "rank " + std::to_string(channel->rank);
+  std::string text = "rank " + std::to_string(channel->named(channel->rank));
   if (what.point_to_point)
     return text + (position == 0 ? ", send to rank " : ", receive from rank ") +
            std::to_string(partner) + " number " + std::to_string(id.seq) + ": " + what.text();
@@ -228,10 +232,11 @@ void Engine::handle(Request& r) {
     case Request::Kind::close:
       // Whoever gives up while something is under way leaves the others waiting: they are told.
       r.channel->family = Channel::kAlone;
-      fail_channel(*r.channel,
-                   Status(Code::aborted, "rank " + std::to_string(r.channel->rank) +
-                                             ": the communicator was destroyed"),
-                   pending(*r.channel));
+      fail_channel(
+          *r.channel,
+          Status(Code::aborted, "rank " + std::to_string(r.channel->named(r.channel->rank)) +
+                                    ": the communicator was destroyed"),
+          pending(*r.channel));
       std::erase(channels_, r.channel);
       closed_.insert(r.channel->id);
       return;
@@ -265,7 +270,7 @@ std::shared_ptr<Channel> Engine::find(uint32_t id) const {
 std::string Engine::recall(const Channel& channel, uint32_t seq) {
   if (channel.companion) return channel.companion->recall(seq);
   const Channel::Past& past = channel.history[seq % channel.history.size()];
-  const std::string who = "rank " + std::to_string(channel.rank);
+  const std::string who = "rank " + std::to_string(channel.named(channel.rank));
   if (past.seq != seq) return who + " has not called operation " + std::to_string(seq);
   return who + " called " + past.what.text() + " as operation " + std::to_string(seq);
 }

@@ -30,6 +30,7 @@ struct Description {
   Op op = Op::sum;
   size_t piece = 0;  // elements
   bool point_to_point = false;
+  size_t stands_for = 0;  // not 0: part of an all_reduce of so many elements, host by host
 
   [[nodiscard]] uint32_t fingerprint() const;
   // "all_reduce f32 sum of 1024 elements" with root, algorithm and piece where they matter.
@@ -59,9 +60,12 @@ class Companion {
 struct Channel {
   static constexpr uint32_t kAlone = ~0u;
 
-  uint32_t id = 0;                     // of its messages; | kPointToPoint for point to point
-  uint32_t family = kAlone;            // channels of one communicator fail together
-  int rank = 0;                        // mine
+  uint32_t id = 0;           // of its messages; | kPointToPoint for point to point
+  uint32_t family = kAlone;  // channels of one communicator fail together
+  int rank = 0;              // mine
+  // What the user calls its ranks: they are numbered otherwise in a part of a communicator. Empty:
+  // as here.
+  std::vector<int> names;
   std::vector<Transport*> transports;  // by rank; null for myself
   std::vector<Peer> peers;             // by rank
 
@@ -80,6 +84,8 @@ struct Channel {
   Status failed;
   bool suspected = false;        // a mismatch is being cleared up with the other side
   std::array<Past, 64> history;  // what this rank called, to say so when another differs
+
+  [[nodiscard]] int named(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
 
   // `failed`, for any thread.
   [[nodiscard]] Status health() const {

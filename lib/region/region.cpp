@@ -15,6 +15,13 @@ namespace {
 // Phases that the engine's thread works through before it looks at something else.
 constexpr int kPhasesATurn = 16;
 
+std::vector<int> names_of(const Channel& channel) {
+  std::vector<int> names;
+  for (size_t r = 0; r < channel.peers.size(); ++r)
+    names.push_back(channel.named(static_cast<int>(r)));
+  return names;
+}
+
 }  // namespace
 
 Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience patience,
@@ -24,6 +31,7 @@ Region::Region(Segment segment, const Channel& channel, Engine& engine, Patience
       rank_(channel.rank),
       size_(static_cast<int>(channel.peers.size())),
       peers_(channel.peers),
+      names_(names_of(channel)),
       engine_(engine),
       patience_(patience),
       room_{segment_.pool_bytes(), crowded},
@@ -111,7 +119,7 @@ void Region::make_plan(const Description& what) {
   const Schedule& asked = what.schedule;
   if (plan_.fingerprint != 0 && known.collective == asked.collective &&
       known.count == asked.count && known.root == asked.root && plan_.what.type == what.type &&
-      plan_.what.op == what.op)
+      plan_.what.op == what.op && plan_.what.stands_for == what.stands_for)
     return;
   plan_.what = what;
   plan_.fingerprint = what.fingerprint();

@@ -169,6 +169,7 @@ class Region final : public Companion {
   const uint32_t channel_;
   const int rank_, size_;
   const std::vector<Peer> peers_;
+  const std::vector<int> names_;  // by rank: what the user calls it
   Engine& engine_;
   const Patience patience_;
   const Room room_;

@@ -106,7 +106,7 @@ Nanoseconds Region::check_deadline(Nanoseconds now) {
     const Awaited next = awaited();
     for (int r = 0; r < size_; ++r)
       if (r != rank_ && !reached(r, next.phase))
-        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+        missing += (missing.empty() ? "" : ", ") + std::to_string(names_[static_cast<size_t>(r)]);
     text =
         running_->operation->text() + ": not done at its deadline; waiting in step " +
         std::to_string(running_->step) + " of " +
@@ -145,7 +145,7 @@ std::string Region::recall(uint32_t seq) {
       sched_yield();
       continue;
     }
-    const std::string who = "rank " + std::to_string(rank_);
+    const std::string who = "rank " + std::to_string(names_[static_cast<size_t>(rank_)]);
     for (size_t back = 0; back < history_.size() && seq < next_seq_; ++back) {
       const Channel::Past& past = history_[(latest_ + history_.size() - back) % history_.size()];
       if (past.seq != ~0u && past.seq <= seq)
