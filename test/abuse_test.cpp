@@ -53,7 +53,7 @@ TEST_CASE("a communicator ends although another one still has something open") {
 
 TEST_CASE("a communicator may be given up before the group that holds its calls is submitted") {
   const int n = GENERATE(1, 2);
-  Shared<std::atomic<int>> created;  // giving up fails whoever is not as far as this yet
+  Shared<std::atomic<int>> created, called;  // giving up fails whoever is not as far as this yet
   CHECK(run_ranks(n, 10s, [&](const Rendezvous& where) {
           auto comm = Communicator::create(where);
           if (!rank_ok(comm.status())) return 1;
@@ -63,6 +63,7 @@ TEST_CASE("a communicator may be given up before the group that holds its calls 
           Work sum = comm->all_reduce(x.data(), y.data(), x.size(), DType::f32, Op::sum);
           comm->send(mine.data(), mine.size(), DType::f32, where.rank);
           Work self = comm->recv(copy.data(), copy.size(), DType::f32, where.rank);
+          for (called->fetch_add(1); *called < where.size;) std::this_thread::yield();
           *comm = Communicator();
           Work all = group.submit();
           RANK_CHECK(all.done());
@@ -212,12 +213,14 @@ TEST_CASE("half a message to oneself ends at its deadline") {
 
 TEST_CASE("a message to oneself that a group starts after abort() ends") {
   const int n = GENERATE(1, 2);
-  CHECK(run_ranks(n, 10s, [](const Rendezvous& where) {
+  Shared<std::atomic<int>> called;  // the first abort() ends everybody's calls
+  CHECK(run_ranks(n, 10s, [&](const Rendezvous& where) {
           auto comm = Communicator::create(where);
           if (!rank_ok(comm.status())) return 1;
           std::array<char, 10> x{};
           Group group;
           Work half = comm->send(x.data(), x.size(), DType::u8, where.rank);
+          for (called->fetch_add(1); *called < where.size;) std::this_thread::yield();
           comm->abort("enough");
           RANK_CHECK(group.submit().wait(2s).code() == Code::aborted);
           RANK_CHECK(half.done());

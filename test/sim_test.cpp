@@ -133,11 +133,11 @@ TEST_CASE("where the formulas are bounds, the simulator says by how much") {
   expect_within(compare(Collective::all_reduce, Algorithm::halving_doubling, {8, 16}, {8 << 20},
                         {64 << 10, 128 << 10, 256 << 10}),
                 0.99, 1.25);
-  // Contention: who takes from a pair receives from the next member at the same port; the children
-  // of a root send to it at once.
+  // Contention: who takes from a pair receives from the next member at the same port, and may be
+  // sent twice the credit by both; the children of a root send to it at once.
   expect_within(compare(Collective::all_reduce, Algorithm::recursive_doubling, {3, 5, 6, 7, 13},
                         kPayloads, kPieces),
-                0.87, 1.4);
+                0.87, 1.44);
   expect_within(compare(Collective::all_reduce, Algorithm::halving_doubling, {3, 5, 6, 7, 13},
                         {4000, 77376, 3 << 20}, kPieces),
                 0.91, 1.21);
