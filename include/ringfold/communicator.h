@@ -15,7 +15,9 @@
 // order of `stream`. The call returns at once; the operation begins, and its deadline counts, when
 // the stream has come to it; what comes later on the stream sees the result, and never waits for
 // longer than the operation, also if that fails. The other buffer of such a call must be memory
-// that kernels can use, too. Its Work is done when the result is there (of one rank alone: when it
+// that kernels can use, too. Where devices can reach each other's memory, all ranks of a collective
+// must give device memory, on the device that was current when the communicator was made; a path
+// that was asked for and cannot be had fails the calls that need it. Its Work is done when the result is there (of one rank alone: when it
 // is on the stream). Ranks that share a device all need room on it at once, and those of one thread
 // must make their calls in one Group. A collective on a stream that is being captured becomes part
 // of the CUDA graph: its Work is done at once, and each replay runs it anew, on all ranks. The
@@ -96,6 +98,8 @@ struct Options {
   std::optional<Algorithm> algorithm;  // empty: RINGFOLD_ALGORITHM or the model
   std::string transports;              // "shm,ucx": allowed ones; empty: RINGFOLD_TRANSPORTS or all
   std::optional<Numerics> numerics;    // empty: RINGFOLD_NUMERICS or exact
+  // How device memory travels: "auto", "direct", "ucx", "staged". Empty: RINGFOLD_CUDA_PATH or auto.
+  std::string cuda_path;
 };
 
 class Communicator {

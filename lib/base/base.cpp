@@ -53,6 +53,9 @@ constexpr std::array kSettings = {
             "Deadline of start-up and of every operation (30, 1.5, 500ms, 2m)."},
     Setting{"RINGFOLD_TRANSPORTS", "list", "all", true,
             "Transports that may be used, comma-separated: loopback, region, shm, ucx."},
+    Setting{"RINGFOLD_CUDA_PATH", "auto|direct|ucx|staged", "auto", true,
+            "How device memory travels: read by the peer's device, by a CUDA-aware UCX, or through "
+            "pinned host memory."},
     Setting{"RINGFOLD_ALGORITHM", kAlgorithmWords, "auto", true,
             "Algorithm of every collective that offers it; auto asks the cost model."},
     Setting{"RINGFOLD_PIECE", "size", "the cost model's choice", true,

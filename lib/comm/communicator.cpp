@@ -73,12 +73,14 @@ Result<Communicator> Communicator::create(const Rendezvous& where, const Options
   auto impl = std::make_shared<Impl>(*settled, *world, 0, 0, std::move(everybody), where.rank);
   impl->open_region();
   impl->open_two_level();
+  impl->open_device_routes();
   return Communicator(std::move(impl));
 }
 
 Work Communicator::create(const Rendezvous& where, const Options& options, Communicator* out) {
   auto state = std::make_shared<Work::State>();
-  std::thread([where, options, out, state] {
+  std::thread([where, options, out, state, context = cuda::Carried()] {
+    context.enter();
     auto made = create(where, options);
     if (made.ok()) *out = *made;
     state->complete(made.status());
@@ -125,7 +127,7 @@ Communicator::Impl::~Impl() {
   if (!world_ || !world_->usable()) return;
   world_->engine().close(channel_);
   auto last = [world = std::move(world_), pending = pending_,
-               region = std::move(region_)]() mutable {
+               region = std::move(region_), routes = std::move(device_routes_)]() mutable {
     const std::atomic<bool> never{false};
     Clock& clock = steady_clock();
     while (pending->count.load() != 0)
@@ -133,6 +135,7 @@ Communicator::Impl::~Impl() {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (region) world->close_region(*region);
     region.reset();
+    routes.reset();
     world.reset();
   };
   if (in_callback())
@@ -263,12 +266,21 @@ Status Communicator::Impl::place(UserOperation& operation, const void* input, vo
     operation.deadline = deadline();
     return {};
   }
+  if (!no_device_routes_.ok()) return no_device_routes_;
   if (cuda::is_captured(stream)) return capture(operation, input, work, reduction, stream);
+  // Messages come in any order and number, which a pool has no room for.
+  const bool direct = device_routes_ && !what.point_to_point && what.schedule.count != 0;
   const std::lock_guard lock(path_lock_);
   auto compute = cuda::make_compute({&what.schedule, operation.position, input, work, what.type,
                                      reduction, what.piece, what.point_to_point, stream},
-                                    path_);
+                                    direct ? device_routes_->path() : path_);
   if (!compute.ok()) return compute.status();
+  if (direct) {
+    operation.what.on_device = true;
+    operation.transports = device_routes_->transports();
+    operation.peers = channel_->peers;
+    operation.state()->report.transport = device_routes_->names();
+  }
   operation.compute = std::move(*compute);
   operation.deadline = Nanoseconds::max();  // until the stream comes to it
   operation.patience = settled_.timeout;
@@ -282,8 +294,10 @@ namespace {
 class GraphOperation final : public cuda::Replayed {
  public:
   GraphOperation(std::shared_ptr<World> world, std::shared_ptr<Channel> channel,
-                 std::shared_ptr<Pending> pending, const Description& what, Nanoseconds timeout)
+                 std::shared_ptr<Pending> pending, std::shared_ptr<DeviceRoutes> routes,
+                 const Description& what, Nanoseconds timeout)
       : world_(std::move(world)),
+        routes_(std::move(routes)),
         channel_(std::move(channel)),
         pending_(std::move(pending)),
         what_(what),
@@ -308,6 +322,7 @@ class GraphOperation final : public cuda::Replayed {
 
  private:
   const std::shared_ptr<World> world_;
+  const std::shared_ptr<DeviceRoutes> routes_;  // null: staged
   const std::shared_ptr<Channel> channel_;
   const std::shared_ptr<Pending> pending_;
   const Description what_;
@@ -319,8 +334,8 @@ class GraphOperation final : public cuda::Replayed {
 // Every rank captures the same collectives in the same order: that numbers their channels.
 Status Communicator::Impl::capture(const UserOperation& operation, const void* input, void* work,
                                    Reduction reduction, Stream stream) {
-  constexpr uint32_t kMostCaptured = 1u << 16, kLargestId = (1u << 14) - 1;
-  const Description& what = operation.what;
+  constexpr uint32_t kMostCaptured = 1u << 16, kLargestId = (1u << 14) - 2;  // all ones: kReturns
+  Description what = operation.what;
   // Only two ranks would count it.
   if (what.point_to_point)
     return {Code::unsupported, "a message cannot be captured in a CUDA graph, only collectives"};
@@ -334,10 +349,18 @@ Status Communicator::Impl::capture(const UserOperation& operation, const void* i
   channel->names = channel_->names;
   channel->transports = channel_->transports;
   channel->peers = channel_->peers;
-  return cuda::record({&what.schedule, operation.position, input, work, what.type, reduction,
-                       what.piece, what.point_to_point, stream},
-                      std::make_unique<GraphOperation>(world_, std::move(channel), pending_, what,
-                                                       settled_.timeout));
+  const cuda::DeviceCall call{&what.schedule, operation.position,  input, work, what.type, reduction,
+                              what.piece,     what.point_to_point, stream};
+  const bool wanted = device_routes_ && what.schedule.count != 0;
+  auto path = cuda::path_of_captured(call, wanted ? device_routes_->path() : nullptr);
+  if (!path.ok()) return path.status();
+  what.on_device = (*path)->kind() == MemoryKind::cuda;
+  if (what.on_device) channel->transports = device_routes_->transports();
+  return cuda::record(
+      call, *path,
+      std::make_unique<GraphOperation>(world_, std::move(channel), pending_,
+                                       what.on_device ? device_routes_ : nullptr, what,
+                                       settled_.timeout));
 }
 
 // One rank: only the local steps are left of a schedule.
@@ -505,6 +528,7 @@ Result<Communicator> Communicator::split(int color, int key) {
   auto made = impl_->sub(static_cast<uint32_t>(id), members);
   made->open_region();
   made->open_two_level();
+  made->open_device_routes();
   return Communicator(std::move(made));
 }
 

@@ -24,6 +24,8 @@ constexpr Nanoseconds kFlush = std::chrono::seconds(1);
 constexpr Nanoseconds kHandshakes = std::chrono::milliseconds(200);
 // How often a rank offers its core to others before it sleeps in a region, which costs more.
 constexpr int kCrowdedYields = 4;
+// What a rank with a device says of it; others say why they have none.
+constexpr std::string_view kDevice = "device", kDeviceWithUcx = "device and UCX";
 constexpr std::string_view kAllTransports = "loopback,region,shm,ucx";
 
 // A comma-separated list of transports, each of them known.
@@ -69,6 +71,14 @@ Result<Numerics> numerics_from(const std::string& word) {
                 fmt::format("RINGFOLD_NUMERICS=\"{}\": expected exact or nccl", word));
 }
 
+Result<cuda::Way> way_from(const std::string& word) {
+  constexpr std::array<std::string_view, 4> kWords = {"auto", "direct", "ucx", "staged"};
+  for (size_t i = 0; i < kWords.size(); ++i)
+    if (word == kWords[i]) return static_cast<cuda::Way>(i);
+  return Status(Code::invalid_argument,
+                fmt::format("RINGFOLD_CUDA_PATH=\"{}\": expected auto, direct, ucx or staged", word));
+}
+
 // The meeting points of this process, by the nonce of the world.
 struct Hubs {
   std::mutex lock;
@@ -95,6 +105,10 @@ std::string loopback_address() {
 bool on_loopback(const std::string& coordinator) {
   return coordinator.starts_with("127.") || coordinator.starts_with("localhost") ||
          coordinator.starts_with("[::1]");
+}
+
+bool has_device(std::string_view text) {
+  return text == kDevice || text == kDeviceWithUcx;
 }
 
 const std::string* address_of(const Member& member, std::string_view transport) {
@@ -133,6 +147,11 @@ Result<Settled> settle(const Options& options) {
   const auto numerics = numerics_from(setting("RINGFOLD_NUMERICS").value_or("exact"));
   if (!numerics.ok()) return numerics.status();
   settled.numerics = options.numerics.value_or(*numerics);
+  const auto way = way_from(!options.cuda_path.empty()
+                                ? options.cuda_path
+                                : setting("RINGFOLD_CUDA_PATH").value_or("auto"));
+  if (!way.ok()) return way.status();
+  settled.way = *way;
   const auto spin = setting_duration("RINGFOLD_SPIN");
   if (!spin.ok()) return spin.status();
   settled.spin_given = spin->has_value();
@@ -170,6 +189,7 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
                                                         : std::string("auto")},
                         {"piece bytes", std::to_string(settled.piece_bytes)},
                         {"transports", settled.transports},
+                        {"cuda path", std::to_string(static_cast<int>(settled.way))},
                         {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}});
   if (!met.ok()) return met.status();
   world->members_ = std::move(met->members);
@@ -218,7 +238,8 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
     }
   }
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
-  const bool wanted = !on_loopback(where.coordinator) || !shm_;
+  const bool wanted =
+      !on_loopback(where.coordinator) || !shm_ || settled.way == cuda::Way::ucx;
   if (allowed(settled.transports, "ucx") && wanted) {
     auto ucx = make_ucx(rank_, steady_clock());
     if (ucx.ok()) {
@@ -228,6 +249,13 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
       log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
     }
   }
+  // Whether devices of this rank can take part, and if not and it matters, why.
+  const Status devices = cuda::has_device();
+  if (devices.ok())
+    mine->addresses.emplace_back(
+        "cuda", ucx_ && ucx_->reaches(MemoryKind::cuda) ? kDeviceWithUcx : kDevice);
+  else if (settled.way == cuda::Way::direct || settled.way == cuda::Way::ucx)
+    mine->addresses.emplace_back("cuda", devices.message());
   return {};
 }
 
@@ -239,7 +267,11 @@ Status World::make_routes(const Settled& settled) {
     if (Status status = route_to(member, settled, nonce != nullptr ? *nonce : ""); !status.ok())
       return status;
   }
-  for (Transport* transport : {loopback_.get(), shm_.get(), ucx_.get()})
+  if (Status status = make_device_routes(); !status.ok()) return status;
+  for (Transport* transport :
+       {loopback_.get(), shm_.get(), ucx_.get(),
+        static_cast<Transport*>(loopback_references_.get()),
+        static_cast<Transport*>(shm_references_.get())})
     if (transport != nullptr) engine_.add(*transport);
   if (regions_) {
     regions_->meet(members_);
@@ -284,6 +316,45 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
       fmt::format("no transport reaches rank {} on host {} from rank {} on host {}: allowed are "
                   "{}; {} (RINGFOLD_LOG=warn says more)",
                   member.rank, member.host_name, rank_, mine.host_name, settled.transports, lacks)};
+}
+
+// How device memory may travel to each peer, beside the ways of host memory.
+Status World::make_device_routes() {
+  references_.assign(members_.size(), nullptr);
+  device_ucx_.assign(members_.size(), nullptr);
+  const auto device = [](const Member& member) -> std::string_view {
+    const std::string* text = address_of(member, "cuda");
+    return text != nullptr ? *text : std::string_view();
+  };
+  const std::string_view mine = device(members_[static_cast<size_t>(rank_)]);
+  for (const Member& member : members_) {
+    const std::string_view theirs = device(member);
+    const auto peer = static_cast<size_t>(member.rank);
+    if (member.rank == rank_) continue;
+    if (mine == kDeviceWithUcx && theirs == kDeviceWithUcx) {
+      device_ucx_[peer] = ucx_.get();
+      const std::string* address = address_of(member, "ucx");
+      if (routes_[peer] != ucx_.get())
+        if (Status status = ucx_->connect(member.rank, *address); !status.ok()) return status;
+    }
+    if (!has_device(mine) || !has_device(theirs) || routes_[peer] == ucx_.get()) continue;
+    Transport& below = *routes_[peer];
+    auto& references = &below == loopback_.get() ? loopback_references_ : shm_references_;
+    if (!references) references = std::make_unique<References>(below);
+    references_[peer] = references.get();
+    if (Status status = references->connect(member.rank, ""); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status World::have_devices(const std::vector<Peer>& peers) const {
+  for (const Peer peer : peers) {
+    const std::string* text = address_of(members_[static_cast<size_t>(peer)], "cuda");
+    if (text != nullptr && has_device(*text)) continue;
+    return {Code::unsupported,
+            fmt::format("{}: {}", who(peer), text != nullptr ? *text : "it has no CUDA device")};
+  }
+  return {};
 }
 
 // ---- news of failures -------------------------------------------------------------------------
@@ -355,7 +426,10 @@ void World::on_notice(const Notice& notice) {
 
 uint64_t World::bytes_sent() const {
   uint64_t sum = regions_ ? regions_->bytes_written() : 0;
-  for (const Transport* transport : {loopback_.get(), shm_.get(), ucx_.get()})
+  for (const Transport* transport :
+       {loopback_.get(), shm_.get(), ucx_.get(),
+        static_cast<Transport*>(loopback_references_.get()),
+        static_cast<Transport*>(shm_references_.get())})
     if (transport != nullptr) sum += transport->bytes_sent();
   return sum;
 }

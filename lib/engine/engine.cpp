@@ -34,7 +34,8 @@ uint32_t Description::fingerprint() const {
       mix(0x52464c44u, static_cast<uint64_t>(schedule.collective) |
                            static_cast<uint64_t>(schedule.algorithm) << 8 |
                            static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 24 |
-                           static_cast<uint64_t>(point_to_point) << 32);
+                           static_cast<uint64_t>(point_to_point) << 32 |
+                           static_cast<uint64_t>(on_device) << 33);
   h = mix(h, schedule.count);
   h = mix(h, static_cast<uint64_t>(schedule.root) << 32 | static_cast<uint32_t>(schedule.per_host));
   h = mix(h, schedule.segment << 1 | static_cast<uint64_t>(schedule.cut));
@@ -50,6 +51,7 @@ std::string Description::text() const {
   text += " " + std::string(name(type));
   if (!point_to_point && reduces(schedule.collective)) text += " " + std::string(name(op));
   text += " of " + std::to_string(schedule.count) + " elements";
+  if (on_device) text += " on devices";
   if (!point_to_point && has_root(schedule.collective))
     text += ", root " + std::to_string(schedule.root);
   if (!point_to_point)
