@@ -19,6 +19,7 @@
   X(cuGraphInstantiate)                   \
   X(cuGraphLaunch)                        \
   X(cuMemAlloc)                           \
+  X(cuMemAllocAsync)                      \
   X(cuMemAllocManaged)                    \
   X(cuMemFree)                            \
   X(cuMemcpyDtoHAsync)                    \

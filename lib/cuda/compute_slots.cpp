@@ -1,7 +1,9 @@
 #include "lib/cuda/compute_slots.h"
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
+#include <numeric>
 
 namespace ringfold::cuda {
 namespace {
@@ -49,11 +51,11 @@ SlotCompute::SlotCompute(const DeviceCall& call, std::shared_ptr<Worker> worker,
       path_(std::move(path)),
       kind_(path_->kind()),
       owns_slots_(own_slots != nullptr),
-      first_slot_(!owns_slots_         ? 0
-                  : call.position == 0 ? Execution::kSlots
-                                       : kLandings),
+      first_slot_(!owns_slots_ ? 0U : call.position == 0 ? Execution::kSlots : kLandings),
       turn_(owns_slots_ ? 0 : path_->enter()),
-      slots_(own_slots) {}
+      slots_(own_slots) {
+  std::iota(places_.begin(), places_.end(), uint8_t{0});
+}
 
 SlotCompute::~SlotCompute() {
   if (owns_slots_)
@@ -85,7 +87,7 @@ std::byte* SlotCompute::work(const Range& range) const {
 std::byte* SlotCompute::slot(int slot, const Range& range) const {
   assert(slot >= 0 && slot < kAllSlots);
   const std::byte* const device = work_ != nullptr ? work(range) : input(range);
-  return slots_ + static_cast<size_t>(slot - first_slot_) * slot_bytes_ +
+  return slots_ + (places_[static_cast<size_t>(slot)] - size_t{first_slot_}) * slot_bytes_ +
          reinterpret_cast<uintptr_t>(device) % kVector;
 }
 
@@ -103,9 +105,10 @@ Command SlotCompute::copy_of(const void* from, void* to, size_t count, double fa
 // The slot behind those of the executor that is there; -1: none.
 int SlotCompute::landing_at(const void* view) const {
   if (kind_ == MemoryKind::cuda) return -1;
-  const ptrdiff_t offset = static_cast<const std::byte*>(view) - slots_;
-  const int slot = first_slot_ + static_cast<int>(offset / static_cast<ptrdiff_t>(slot_bytes_));
-  return slot >= kLandings ? slot : -1;
+  const auto offset = static_cast<size_t>(static_cast<const std::byte*>(view) - slots_);
+  const size_t place = first_slot_ + offset / slot_bytes_;
+  const auto slot = std::ranges::find(places_, place) - places_.begin();
+  return slot >= kLandings ? static_cast<int>(slot) : -1;
 }
 
 // ---- what the executor asks for ---------------------------------------------------------------
@@ -113,7 +116,6 @@ int SlotCompute::landing_at(const void* view) const {
 Buffer SlotCompute::landing(const Piece& piece, int slot) {
   const size_t bytes = piece.range.count * element_bytes_;
   if (bytes == 0) return {};
-  if (slot < 0) slot = piece.mirror;
   if (slot < 0 && kind_ == MemoryKind::cuda) return {work(piece.range), bytes, kind_};
   if (slot < 0) {  // for its place in the work buffer
     assert(free_landings_ != 0);
@@ -131,10 +133,15 @@ void SlotCompute::consume(const Piece& piece, int slot, int operand_slot, const 
   std::byte* const out = to_slot ? this->slot(slot, piece.range) : work(piece.range);
   std::byte* const mirror = piece.mirror >= 0 ? this->slot(piece.mirror, piece.range) : nullptr;
   if (piece.then == Then::copy) {
-    if (out == view) return finish(completion);
+    if (out == view && mirror == nullptr) return finish(completion);
+    if (out == view) return give(copy_of(view, mirror, count, 1.0), completion);
     Command command = copy_of(view, out, count, 1.0);
-    if (mirror != view) command.mirror = mirror;  // else it landed there
-    return give(command, completion, landing_at(view));
+    const int landing = landing_at(view);
+    if (mirror != nullptr && landing >= 0)  // it stays where it landed: the slots change places
+      std::swap(places_[static_cast<size_t>(piece.mirror)], places_[static_cast<size_t>(landing)]);
+    else
+      command.mirror = mirror;
+    return give(command, completion, landing);
   }
   Command command;
   command.dtype = type_;

@@ -80,9 +80,10 @@ class SlotCompute final : public Compute {
   const std::shared_ptr<Path> path_;
   const MemoryKind kind_;
   const bool owns_slots_;
-  const int first_slot_;  // that slots_ has
+  const uint32_t first_slot_;  // that slots_ has
   const uint64_t turn_;   // of a collective
   std::byte* slots_;      // null: not yet
+  std::array<uint8_t, kAllSlots> places_{};  // in slots_, of each slot
   uint32_t free_landings_ = (uint64_t{1} << Execution::kWindow) - 1;
 
   // What is not done, oldest first: at most one for each receive and send of the executor.

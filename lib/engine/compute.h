@@ -17,7 +17,7 @@ struct Piece {
   From into = From::work;    // receive: where the result goes
   Then then = Then::none;    // receive
   int mine = 1, theirs = 1;  // receive: contributions, see Step
-  int mirror = -1;           // receive: a slot that shall hold the result, too; -1: none
+  int mirror = -1;           // consume: a slot that shall hold the result, too; -1: none
 };
 
 // Which receives may be answered with a transport's own memory: those whose bytes go elsewhere
@@ -29,7 +29,7 @@ class Compute {
  public:
   virtual ~Compute() = default;
 
-  // Where a receive shall land: its final place (a copy into work), slot `slot`, or its mirror.
+  // Where a receive shall land: its final place (a copy into work), or slot `slot`.
   virtual Buffer landing(const Piece& piece, int slot) = 0;
   // The bytes of a receive lie at `view`: fold or copy them to where they belong, and into the
   // piece's mirror. For a result into transit that is slot `slot`; an operand in transit lies in

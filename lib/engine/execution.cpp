@@ -253,10 +253,6 @@ bool Execution::post_receive() {
     const bool direct = step.then == Then::copy && step.into == From::work;
     if (direct && !may_write(receive.piece.range, receive.step, received_)) return false;
     if (!direct && (receive.slot = take(free_slots_)) < 0) return false;
-    if (forwarded(receive.step)) {
-      const int mirror = take(free_mirrors_);
-      if (mirror >= 0) receive.piece.mirror = kSlots + kStagingSlots + mirror;
-    }
     receive.state = State::posted;
     receive.arrival.view = nullptr;
     receive.arrival.lender = nullptr;
@@ -343,6 +339,10 @@ bool Execution::consume_next() {
   if (receive.piece.then == Then::reduce && receive.piece.side == From::transit) {
     receive.operand_slot = take_result(transit_, receive.operand_step, receive.number);
     if (receive.operand_slot < 0) return false;
+  }
+  if (!receive.local && forwarded(receive.step)) {
+    const int mirror = take(free_mirrors_);
+    if (mirror >= 0) receive.piece.mirror = kSlots + kStagingSlots + mirror;
   }
   receive.state = State::consuming;
   ++consumed_;

@@ -35,7 +35,7 @@ class Execution {
  public:
   static constexpr int kSlots = ringfold::kSlots;  // that choose() counts on
   static constexpr int kStagingSlots = 4;
-  static constexpr int kMirrorSlots = 8;
+  static constexpr int kMirrorSlots = 12;
   static constexpr int kAllSlots = kSlots + kStagingSlots + kMirrorSlots;  // in this order
   static constexpr int kWindow = 16;  // receives posted, and sends in flight, at once
   static constexpr int kLead = 64;    // steps by which sends may run ahead of the receives
