@@ -163,7 +163,8 @@ bool UcxTransport::deliver(Link& link, const MessageId& id, const Matcher::Poste
     parameters.cb.recv_am = &UcxTransport::on_received;
     launched(flight, ucx_.ucp_am_recv_data_nbx(worker_->handle(), arrival.data, posted.buffer.data,
                                                arrival.bytes, &parameters));
-    return true;
+    // What came eagerly was copied at once, and the descriptor is still ours.
+    return arrival.how == Kept::How::rendezvous;
   } else if (arrival.bytes != 0) {
     std::memcpy(posted.buffer.data, arrival.data, arrival.bytes);
   }
