@@ -99,13 +99,13 @@ TEST_CASE("all algorithms, long messages and several devices of one process") {
     Problems problems;
     const uint16_t port = free_port();
     std::vector<std::thread> threads;
-    for (int rank = 0; rank < 3; ++rank)
+    for (int rank = 0; rank < 4; ++rank)
       threads.emplace_back([&, rank] {
-        const CudaWorld& world = rank == 1 ? second : first;
+        const CudaWorld& world = rank % 2 == 1 ? second : first;
         world.enter();
         Rendezvous where;
         where.rank = rank;
-        where.size = 3;
+        where.size = 4;
         where.coordinator = fmt::format("127.0.0.1:{}", port);
         where.secret = "a secret";
         auto comm = Communicator::create(where, options);
@@ -116,6 +116,12 @@ TEST_CASE("all algorithms, long messages and several devices of one process") {
         problems.check(way_of(me) == "direct", "way");
         for (const Kind& kind : kKinds) check_like_host(me, kind, {DType::f32, Op::sum, 70'001, 1});
         check_like_host(me, kKinds[0], {DType::f16, Op::avg, 400'001, 0}, 2);
+        // In place, and each sends what it receives.
+        const Memory memory(world, 400'000);
+        memory.set(stream, std::vector<int32_t>(100'000, 1));
+        problems.ok(sum(me, memory, 100'000).wait(), "in place");
+        problems.check(memory.get<int32_t>(stream, 100'000) == std::vector<int32_t>(100'000, 4),
+                       "in place");
       });
     for (std::thread& thread : threads) thread.join();
     CHECK(problems.text() == "");

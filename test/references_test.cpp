@@ -4,6 +4,7 @@
 
 #include <array>
 #include <catch2/catch.hpp>
+#include <cstring>
 
 #include "transports/transports.h"
 
@@ -61,6 +62,34 @@ struct Pair {
         end.references->progress();
       }
   }
+};
+
+// A transport that does nothing but remember: the test plays the rest.
+struct Remembering final : Transport {
+  struct Asked {
+    MessageId id;
+    Buffer buffer;
+    Completion* completion;
+    void finish(const Status& why = {}) const { completion->done(completion, why); }
+  };
+  [[nodiscard]] const char* name() const override { return "remembering"; }
+  [[nodiscard]] bool reaches(MemoryKind) const override { return true; }
+  [[nodiscard]] std::string address() const override { return ""; }
+  [[nodiscard]] Status connect(Peer, std::string_view) override { return {}; }
+  void send(Peer, const MessageId& id, Buffer buffer, Completion* completion) override {
+    sends.push_back({id, buffer, completion});
+  }
+  void recv(Peer, const MessageId& id, Buffer buffer, bool, Completion* completion) override {
+    receives.push_back({id, buffer, completion});
+  }
+  void give_back(Completion*) override {}
+  void open(uint32_t, uint32_t, uint32_t) override {}
+  void finish(uint32_t, uint32_t) override {}
+  void cancel(uint32_t, const Status&) override {}
+  bool progress() override { return false; }
+  int arm() override { return -1; }
+
+  std::vector<Asked> sends, receives;
 };
 
 MessageId id(uint32_t index, uint32_t comm = kComm) {
@@ -207,4 +236,37 @@ TEST_CASE("with a peer that is lost, sends end that it was reading") {
   pair[0].send(1, id(1), pair.of(0, 0, 8), &later);
   pair.progress();
   CHECK(later.status.code() == Code::peer_lost);
+}
+
+TEST_CASE("what comes of a send before the transport below is through with it, comes after that") {
+  Remembering below;
+  References references(below);
+  REQUIRE(references.connect(1, "").ok());
+  REQUIRE(below.receives.size() == 1);  // for a ticket
+  std::array<std::byte, 8> memory{};
+  Request sent;
+  references.send(1, id(0), {memory.data(), memory.size(), MemoryKind::cuda}, &sent);
+  REQUIRE(below.sends.size() == 1);
+  const Status why(Code::aborted, "enough"), gone(Code::peer_lost, "gone");
+  Code expected = Code::ok;
+  SECTION("it is given back") {
+    std::array<uint64_t, 3> reference{};
+    REQUIRE(below.sends[0].buffer.bytes == sizeof(reference));
+    std::memcpy(reference.data(), below.sends[0].buffer.data, sizeof(reference));
+    std::memcpy(below.receives[0].buffer.data, &reference[2], sizeof(uint64_t));
+    below.receives[0].finish();
+    CHECK(below.receives.size() == 2);  // for the next
+  }
+  SECTION("its communicator is cancelled") {
+    references.cancel(kComm, why);
+    expected = Code::aborted;
+  }
+  SECTION("its peer is lost") {
+    below.receives[0].finish(gone);
+    expected = Code::peer_lost;
+  }
+  CHECK(sent.calls == 0);  // the reference may still be read
+  below.sends[0].finish();
+  REQUIRE(sent.calls == 1);
+  CHECK(sent.status.code() == expected);
 }
