@@ -92,8 +92,8 @@ inline void* or_null(const Memory& memory, size_t bytes) {
 }
 
 // The same call on host memory and on the device: the results are the same bytes.
-inline void check_like_host(const CudaRank& me, const Kind& kind, const Shape& shape, size_t phase = 0,
-                     bool managed = false) {
+inline void check_like_host(const CudaRank& me, const Kind& kind, const Shape& shape,
+                            size_t phase = 0, bool managed = false) {
   const bool root = me.comm.rank() == shape.root;
   auto send = elements(shape.type, kind.sends(me.size(), shape.count, root), me.rank() + 1);
   auto recv = elements(shape.type, kind.receives(me.size(), shape.count, root), me.rank() + 100);

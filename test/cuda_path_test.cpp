@@ -68,8 +68,8 @@ TEST_CASE("between processes: every way gives the bits of host memory") {
   EmulatedOptions emulated = roomy(static_cast<uint64_t>(ranks));
   emulated.devices = 2;
   const auto by_turns = [](int rank) { return rank % 2; };
-  const auto problems = run_device_processes(
-      ranks, with(way, 4096), by_turns, emulated, [&](const CudaRank& me) {
+  const auto problems =
+      run_device_processes(ranks, with(way, 4096), by_turns, emulated, [&](const CudaRank& me) {
         me.problems.check(way_of(me) == (way == "staged" ? "shm" : way), "way");
         for (const Kind& kind : kKinds) {
           check_like_host(me, kind, {DType::f32, Op::sum, 0, 0});
@@ -133,16 +133,16 @@ TEST_CASE("users' memory may be of a kind that cannot be shared") {
   const auto problems =
       run_device_processes(2, with("direct"), device_0, roomy(), [](const CudaRank& me) {
         CUdeviceptr memory = 0;
-        me.problems.check(me.world.driver().cuMemAllocAsync(&memory, 4000, me.stream.get()) ==
-                              CUDA_SUCCESS,
-                          "cuMemAllocAsync");
+        me.problems.check(
+            me.world.driver().cuMemAllocAsync(&memory, 4000, me.stream.get()) == CUDA_SUCCESS,
+            "cuMemAllocAsync");
         (void)me.world.driver().cuMemsetD8Async(memory, 1, 4000, me.stream.get());
-        me.problems.ok(me.comm
-                           .all_reduce(reinterpret_cast<void*>(memory),
-                                       reinterpret_cast<void*>(memory), 4000, DType::i8, Op::sum,
-                                       me.handle())
-                           .wait(),
-                       "sum");
+        me.problems.ok(
+            me.comm
+                .all_reduce(reinterpret_cast<void*>(memory), reinterpret_cast<void*>(memory), 4000,
+                            DType::i8, Op::sum, me.handle())
+                .wait(),
+            "sum");
         std::vector<int8_t> got(4000);
         (void)me.world.driver().cuMemcpyDtoHAsync(got.data(), memory, 4000, me.stream.get());
         me.stream.wait();
@@ -168,8 +168,8 @@ TEST_CASE("a way that cannot be had: auto takes the next, force says what is mis
   emulated.ipc = lack.ipc;
   emulated.peer_access = lack.peer_access;
   const auto own_device = [](int rank) { return rank; };
-  const auto refused = run_device_processes(
-      2, with(lack.way), own_device, emulated, [&](const CudaRank& me) {
+  const auto refused =
+      run_device_processes(2, with(lack.way), own_device, emulated, [&](const CudaRank& me) {
         const Memory memory(me.world, 400);
         const Status status = sum(me, memory, 100).wait();
         me.problems.check(status.code() == Code::unsupported, status.to_string());
@@ -229,9 +229,9 @@ TEST_CASE("RINGFOLD_CUDA_PATH is read, must be a way, and the ranks must agree o
         "RINGFOLD_CUDA_PATH=\"pigeon\": expected auto, direct, ucx or staged");
   if (real_driver()) return skip("the rest is of the emulated driver");
   environment.set("RINGFOLD_CUDA_PATH", "staged");
-  const auto staged = run_device_processes(
-      2, with(""), device_0, roomy(),
-      [](const CudaRank& me) { me.problems.check(way_of(me) == "shm", way_of(me)); });
+  const auto staged = run_device_processes(2, with(""), device_0, roomy(), [](const CudaRank& me) {
+    me.problems.check(way_of(me) == "shm", way_of(me));
+  });
   CHECK(staged == "");
   environment.unset("RINGFOLD_CUDA_PATH");
   const std::string differ = run_ranks(2, 20s, [](const Rendezvous& where) {
@@ -268,8 +268,8 @@ TEST_CASE("staged: a byte crosses the bus once a hop each way, and nothing is co
   const int ranks = GENERATE(2, 4);
   Options options = with("staged", 8192);
   options.algorithm = Algorithm::ring;
-  const auto problems = run_device_processes(
-      ranks, options, device_0, roomy(), [&](const CudaRank& me) {
+  const auto problems =
+      run_device_processes(ranks, options, device_0, roomy(), [&](const CudaRank& me) {
         const size_t n = me.size(), part = 16384;  // bytes: two pieces
         const Memory memory(me.world, n * part);
         memory.set(me.stream, std::vector<int32_t>(n * part / 4, 1));
@@ -279,7 +279,9 @@ TEST_CASE("staged: a byte crosses the bus once a hop each way, and nothing is co
                               std::vector<int32_t>(n * part / 4, static_cast<int32_t>(n)),
                           "result");
         const auto after = EmulatedDriver::traffic();
-        const auto parts = [&](uint64_t a, uint64_t b) { return static_cast<double>(b - a) / part; };
+        const auto parts = [&](uint64_t a, uint64_t b) {
+          return static_cast<double>(b - a) / part;
+        };
         // Every one of 2(n-1) parts that arrive is read from pinned memory once.
         me.problems.check(parts(before.read_pinned, after.read_pinned) == 2.0 * (n - 1),
                           fmt::format("{} parts read from pinned memory",
@@ -305,21 +307,23 @@ TEST_CASE("direct: a byte is read from its peer once a hop, and pinned memory se
   const int ranks = GENERATE(2, 4);
   Options options = with("direct", 8192);
   options.algorithm = Algorithm::ring;
-  const auto problems = run_device_processes(
-      ranks, options, device_0, roomy(), [&](const CudaRank& me) {
+  const auto problems =
+      run_device_processes(ranks, options, device_0, roomy(), [&](const CudaRank& me) {
         const size_t n = me.size(), part = 16384;
         const Memory memory(me.world, n * part);
         const auto before = EmulatedDriver::traffic();
         me.problems.ok(sum(me, memory, n * part / 4).wait(), "sum");
         const auto after = EmulatedDriver::traffic();
         me.stream.wait();
-        const auto parts = [&](uint64_t a, uint64_t b) { return static_cast<double>(b - a) / part; };
+        const auto parts = [&](uint64_t a, uint64_t b) {
+          return static_cast<double>(b - a) / part;
+        };
         const double hops = 2.0 * (n - 1);
         me.problems.check(after.read_pinned == before.read_pinned, "pinned read");
         me.problems.check(after.written_pinned == before.written_pinned, "pinned written");
-        me.problems.check(parts(before.read_others, after.read_others) == hops,
-                          fmt::format("{} parts read from others",
-                                      parts(before.read_others, after.read_others)));
+        me.problems.check(
+            parts(before.read_others, after.read_others) == hops,
+            fmt::format("{} parts read from others", parts(before.read_others, after.read_others)));
         me.problems.check(parts(before.read_device, after.read_device) == n, "device read");
         // As when it is staged, and to a slot for each of 2(n-1) sends: by the same command.
         me.problems.check(parts(before.written_device, after.written_device) == 2 * hops,
@@ -361,8 +365,8 @@ TEST_CASE("the default and the per-thread stream, several operations and communi
           std::vector<int32_t> got_a(kCount);
           std::vector<int64_t> got_b(kCount);
           const auto copy_out = [&](void* to, const Memory& from, size_t bytes) {
-            (void)me.world.driver().cuMemcpyDtoHAsync(
-                to, reinterpret_cast<CUdeviceptr>(from.get()), bytes, stream);
+            (void)me.world.driver().cuMemcpyDtoHAsync(to, reinterpret_cast<CUdeviceptr>(from.get()),
+                                                      bytes, stream);
           };
           copy_out(got_a.data(), a, kCount * 4);
           copy_out(got_b.data(), b, kCount * 8);
@@ -442,7 +446,8 @@ TEST_CASE("captured collectives go directly while the pool has room, then staged
 
 // ---- failures ---------------------------------------------------------------------------------
 
-TEST_CASE("between processes: a rank is killed while its memory is read; the others' streams pass") {
+TEST_CASE(
+    "between processes: a rank is killed while its memory is read; the others' streams pass") {
   if (real_driver()) return skip("of the emulated driver");
   const std::string way = GENERATE("direct", "staged");
   const auto seed = static_cast<uint64_t>(GENERATE(range(1, 4)));
@@ -458,9 +463,9 @@ TEST_CASE("between processes: a rank is killed while its memory is read; the oth
     Status status;
     for (int round = 0; status.ok() && round < 1000; ++round) {
       if (round == 2) ++*in_the_middle;
-      status = comm->all_reduce(memory.get(), memory.get(), kCount, DType::i32, Op::sum,
-                                {stream.get()})
-                   .wait();
+      status =
+          comm->all_reduce(memory.get(), memory.get(), kCount, DType::i32, Op::sum, {stream.get()})
+              .wait();
     }
     RANK_CHECK(status.code() == Code::peer_lost);
     stream.wait();
@@ -508,13 +513,11 @@ TEST_CASE("between processes: an abort in mid-flight, and a new communicator aft
         me.problems.ok(third.status(), "split again");
         if (!third.ok()) return;
         memory.set(me.stream, std::vector<int32_t>(kCount, 1));
-        me.problems.ok(third
-                           ->all_reduce(memory.get(), memory.get(), kCount, DType::i32, Op::sum,
-                                        me.handle())
-                           .wait(),
-                       "anew");
-        me.problems.check(memory.get<int32_t>(me.stream, kCount) ==
-                              std::vector<int32_t>(kCount, 3),
+        me.problems.ok(
+            third->all_reduce(memory.get(), memory.get(), kCount, DType::i32, Op::sum, me.handle())
+                .wait(),
+            "anew");
+        me.problems.check(memory.get<int32_t>(me.stream, kCount) == std::vector<int32_t>(kCount, 3),
                           "result");
       });
   CHECK(problems == "");

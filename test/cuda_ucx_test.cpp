@@ -113,23 +113,22 @@ Work sum(const CudaRank& me, const Memory& memory, size_t count) {
 TEST_CASE("a UCX that takes device memory is given it, as what it is") {
   if (real_driver()) return skip("of the emulated driver");
   if (no_ucx()) return skip("UCX is not installed");
-  const auto problems =
-      run_with_ucx(3, "ucx", "loopback,shm,ucx", true, [](const CudaRank& me) {
-        const Memory memory(me.world, 4000);
-        Work work = sum(me, memory, 1000);
-        me.problems.ok(work.wait(), "sum");
-        me.problems.check(work.report().transport == "ucx", work.report().transport);
-        for (const Kind& kind : kKinds) {
-          check_like_host(me, kind, {DType::f32, Op::sum, 0, 0});
-          check_like_host(me, kind, {DType::bf16, Op::avg, 777, me.comm.size() - 1}, 2);
-          check_like_host(me, kind, {DType::i64, Op::max, 10'000, 0}, 8);
-        }
-        const auto traffic = EmulatedDriver::traffic();
-        me.problems.check(traffic.read_pinned == 0, "nothing was staged");
-        me.problems.check(traffic.read_others == 0, "nothing was read from others");
-        me.problems.check(sent > 0, "device memory was sent");
-        me.problems.check(received > 0, "device memory was received");
-      });
+  const auto problems = run_with_ucx(3, "ucx", "loopback,shm,ucx", true, [](const CudaRank& me) {
+    const Memory memory(me.world, 4000);
+    Work work = sum(me, memory, 1000);
+    me.problems.ok(work.wait(), "sum");
+    me.problems.check(work.report().transport == "ucx", work.report().transport);
+    for (const Kind& kind : kKinds) {
+      check_like_host(me, kind, {DType::f32, Op::sum, 0, 0});
+      check_like_host(me, kind, {DType::bf16, Op::avg, 777, me.comm.size() - 1}, 2);
+      check_like_host(me, kind, {DType::i64, Op::max, 10'000, 0}, 8);
+    }
+    const auto traffic = EmulatedDriver::traffic();
+    me.problems.check(traffic.read_pinned == 0, "nothing was staged");
+    me.problems.check(traffic.read_others == 0, "nothing was read from others");
+    me.problems.check(sent > 0, "device memory was sent");
+    me.problems.check(received > 0, "device memory was received");
+  });
   CHECK(problems == "");
 }
 

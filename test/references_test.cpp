@@ -181,10 +181,18 @@ TEST_CASE("only memory that was made known can be referred to, and only in its l
     CHECK(received.lender == nullptr);
     pair[0].cancel(kComm, Status(Code::aborted, "over"));
   };
-  SECTION("elsewhere") { refused(0, pair.of(1, 0, 8), 8, Code::internal); }
-  SECTION("before it") { refused(0, {pair.pools[0].data() - 1, 8, MemoryKind::cuda}, 8, Code::internal); }
-  SECTION("beyond its end") { refused(0, pair.of(0, Pair::kBytes - 4, 8), 8, Code::internal); }
-  SECTION("another length") { refused(0, pair.of(0, 0, 8), 16, Code::mismatch); }
+  SECTION("elsewhere") {
+    refused(0, pair.of(1, 0, 8), 8, Code::internal);
+  }
+  SECTION("before it") {
+    refused(0, {pair.pools[0].data() - 1, 8, MemoryKind::cuda}, 8, Code::internal);
+  }
+  SECTION("beyond its end") {
+    refused(0, pair.of(0, Pair::kBytes - 4, 8), 8, Code::internal);
+  }
+  SECTION("another length") {
+    refused(0, pair.of(0, 0, 8), 16, Code::mismatch);
+  }
   SECTION("forgotten") {
     pair[1].forget(0, reinterpret_cast<uintptr_t>(pair.pools[0].data()));
     refused(0, pair.of(0, 0, 8), 8, Code::internal);

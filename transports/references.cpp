@@ -54,8 +54,7 @@ const std::byte* References::translate(Peer peer, const Reference& reference) {
 
 Status References::connect(Peer peer, std::string_view) {
   auto& link = links_[peer];
-  if (link)
-    return {Code::invalid_argument, fmt::format("rank {} is connected already", peer)};
+  if (link) return {Code::invalid_argument, fmt::format("rank {} is connected already", peer)};
   link = std::make_unique<Link>();
   link->message.done = on_returned;
   link->owner = this;
@@ -166,13 +165,12 @@ void References::on_arrived(Completion* message, const Status& status) noexcept 
   Completion* const completion = received.completion;
   const Reference& reference = received.reference;
   Status why = status;
-  const std::byte* const view =
-      why.ok() ? self.translate(received.peer, reference) : nullptr;
+  const std::byte* const view = why.ok() ? self.translate(received.peer, reference) : nullptr;
   if (why.ok() && reference.bytes != received.bytes)
     why = different_length(received.peer, received.id, reference.bytes, received.bytes);
   else if (why.ok() && view == nullptr)
-    why = {Code::internal,
-           fmt::format("rank {} refers to device memory that it has not made known", received.peer)};
+    why = {Code::internal, fmt::format("rank {} refers to device memory that it has not made known",
+                                       received.peer)};
   if (why.ok()) {
     completion->view = view;
     completion->lender = &received;

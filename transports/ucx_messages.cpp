@@ -77,8 +77,8 @@ void UcxTransport::start_send(Link& link, const Waiting& message) {
   flight->data = {message.id, me_};
   ucp_request_param_t parameters = UcxTransport::parameters(flight, message.buffer.kind);
   parameters.cb.send = &UcxTransport::on_sent;
-  // Device memory is fetched whatever its length: UCX 1.22 does not get back the descriptors of what
-  // came eagerly for it.
+  // Device memory is fetched whatever its length: UCX 1.22 does not get back the descriptors of
+  // what came eagerly for it.
   const bool device = message.buffer.kind == MemoryKind::cuda && message.buffer.bytes != 0;
   if (device || message.buffer.bytes > kAlwaysRendezvous) {
     parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;

@@ -126,8 +126,8 @@ Communicator::Impl::~Impl() {
   fail_self_messages(Status(Code::aborted, "the communicator was destroyed"));
   if (!world_ || !world_->usable()) return;
   world_->engine().close(channel_);
-  auto last = [world = std::move(world_), pending = pending_,
-               region = std::move(region_), routes = std::move(device_routes_)]() mutable {
+  auto last = [world = std::move(world_), pending = pending_, region = std::move(region_),
+               routes = std::move(device_routes_)]() mutable {
     const std::atomic<bool> never{false};
     Clock& clock = steady_clock();
     while (pending->count.load() != 0)
@@ -287,82 +287,6 @@ Status Communicator::Impl::place(UserOperation& operation, const void* input, vo
   return {};
 }
 
-namespace {
-
-// A collective of a graph. It has a channel of its own, so that its replays are numbered apart from
-// other calls, which come in another order on each rank. Lives as long as the graph.
-class GraphOperation final : public cuda::Replayed {
- public:
-  GraphOperation(std::shared_ptr<World> world, std::shared_ptr<Channel> channel,
-                 std::shared_ptr<Pending> pending, std::shared_ptr<DeviceRoutes> routes,
-                 const Description& what, Nanoseconds timeout)
-      : world_(std::move(world)),
-        routes_(std::move(routes)),
-        channel_(std::move(channel)),
-        pending_(std::move(pending)),
-        what_(what),
-        timeout_(timeout) {
-    world_->engine().open(channel_);
-  }
-  ~GraphOperation() override { world_->engine().close(channel_); }
-  GraphOperation(const GraphOperation&) = delete;
-  GraphOperation& operator=(const GraphOperation&) = delete;
-
-  void start(std::unique_ptr<Compute> compute) noexcept override {
-    auto operation = std::make_unique<UserOperation>(std::make_shared<Work::State>(), pending_);
-    operation->channel = channel_;
-    operation->what = what_;
-    operation->position = channel_->rank;
-    operation->compute = std::move(compute);
-    operation->deadline = Nanoseconds::max();
-    operation->patience = timeout_;
-    world_->engine().submit(std::move(operation));
-  }
-  void fail(const Status& why) noexcept override { world_->engine().fail(channel_->id, why, true); }
-
- private:
-  const std::shared_ptr<World> world_;
-  const std::shared_ptr<DeviceRoutes> routes_;  // null: staged
-  const std::shared_ptr<Channel> channel_;
-  const std::shared_ptr<Pending> pending_;
-  const Description what_;
-  const Nanoseconds timeout_;
-};
-
-}  // namespace
-
-// Every rank captures the same collectives in the same order: that numbers their channels.
-Status Communicator::Impl::capture(const UserOperation& operation, const void* input, void* work,
-                                   Reduction reduction, Stream stream) {
-  constexpr uint32_t kMostCaptured = 1u << 16, kLargestId = (1u << 14) - 2;  // all ones: kReturns
-  Description what = operation.what;
-  // Only two ranks would count it.
-  if (what.point_to_point)
-    return {Code::unsupported, "a message cannot be captured in a CUDA graph, only collectives"};
-  const uint32_t number = captured_.fetch_add(1);
-  if (number >= kMostCaptured || channel_->id > kLargestId)
-    return {Code::unsupported, "too many communicators, or too many captured collectives of one"};
-  auto channel = std::make_shared<Channel>();
-  channel->id = kCapturedChannel | channel_->id * kMostCaptured | number;
-  channel->family = channel_->family;
-  channel->rank = rank_;
-  channel->names = channel_->names;
-  channel->transports = channel_->transports;
-  channel->peers = channel_->peers;
-  const cuda::DeviceCall call{&what.schedule, operation.position,  input, work, what.type, reduction,
-                              what.piece,     what.point_to_point, stream};
-  const bool wanted = device_routes_ && what.schedule.count != 0;
-  auto path = cuda::path_of_captured(call, wanted ? device_routes_->path() : nullptr);
-  if (!path.ok()) return path.status();
-  what.on_device = (*path)->kind() == MemoryKind::cuda;
-  if (what.on_device) channel->transports = device_routes_->transports();
-  return cuda::record(
-      call, *path,
-      std::make_unique<GraphOperation>(world_, std::move(channel), pending_,
-                                       what.on_device ? device_routes_ : nullptr, what,
-                                       settled_.timeout));
-}
-
 // One rank: only the local steps are left of a schedule.
 void Communicator::Impl::run_alone(Work::State& state, const Call& call) const {
   if (cuda::is_device_memory(call.send) || cuda::is_device_memory(call.recv))
@@ -377,22 +301,6 @@ void Communicator::Impl::run_alone(Work::State& state, const Call& call) const {
   state.report.measured_seconds =
       std::chrono::duration<double>(steady_clock().now() - state.started).count();
   state.complete(Status());
-}
-
-// Done means here that it is on the stream.
-Status Communicator::Impl::run_alone_on_device(const Schedule& schedule, const Call& call) {
-  const size_t element = size_of(call.type);
-  const double factor = call.reduction.op == Op::premul_sum ? call.reduction.factor : 1.0;
-  for (int i = 0; i < step_count(schedule); ++i) {
-    const Range range = step(schedule, 0, i).recv;  // of frames that begin at 0
-    const size_t offset = range.begin * element;
-    if (Status status = cuda::enqueue_copy(static_cast<const std::byte*>(call.send) + offset,
-                                           static_cast<std::byte*>(call.recv) + offset, range.count,
-                                           call.type, factor, call.stream);
-        !status.ok())
-      return status;
-  }
-  return {};
 }
 
 Nanoseconds Communicator::Impl::deadline() const {

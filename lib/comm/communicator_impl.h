@@ -159,7 +159,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
 
   std::atomic<uint32_t> captured_{0};  // collectives, in graphs
   std::mutex path_lock_;
-  std::shared_ptr<cuda::Path> path_;  // null before the first operation that is staged
+  std::shared_ptr<cuda::Path> path_;             // null before the first operation that is staged
   std::shared_ptr<DeviceRoutes> device_routes_;  // null: collectives on device memory are staged
   Status no_device_routes_;                      // those that were asked for cannot be had
 

@@ -75,8 +75,9 @@ Result<cuda::Way> way_from(const std::string& word) {
   constexpr std::array<std::string_view, 4> kWords = {"auto", "direct", "ucx", "staged"};
   for (size_t i = 0; i < kWords.size(); ++i)
     if (word == kWords[i]) return static_cast<cuda::Way>(i);
-  return Status(Code::invalid_argument,
-                fmt::format("RINGFOLD_CUDA_PATH=\"{}\": expected auto, direct, ucx or staged", word));
+  return Status(
+      Code::invalid_argument,
+      fmt::format("RINGFOLD_CUDA_PATH=\"{}\": expected auto, direct, ucx or staged", word));
 }
 
 // The meeting points of this process, by the nonce of the world.
@@ -147,9 +148,9 @@ Result<Settled> settle(const Options& options) {
   const auto numerics = numerics_from(setting("RINGFOLD_NUMERICS").value_or("exact"));
   if (!numerics.ok()) return numerics.status();
   settled.numerics = options.numerics.value_or(*numerics);
-  const auto way = way_from(!options.cuda_path.empty()
-                                ? options.cuda_path
-                                : setting("RINGFOLD_CUDA_PATH").value_or("auto"));
+  const auto way =
+      way_from(!options.cuda_path.empty() ? options.cuda_path
+                                          : setting("RINGFOLD_CUDA_PATH").value_or("auto"));
   if (!way.ok()) return way.status();
   settled.way = *way;
   const auto spin = setting_duration("RINGFOLD_SPIN");
@@ -238,8 +239,7 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
     }
   }
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
-  const bool wanted =
-      !on_loopback(where.coordinator) || !shm_ || settled.way == cuda::Way::ucx;
+  const bool wanted = !on_loopback(where.coordinator) || !shm_ || settled.way == cuda::Way::ucx;
   if (allowed(settled.transports, "ucx") && wanted) {
     auto ucx = make_ucx(rank_, steady_clock());
     if (ucx.ok()) {
@@ -268,10 +268,9 @@ Status World::make_routes(const Settled& settled) {
       return status;
   }
   if (Status status = make_device_routes(); !status.ok()) return status;
-  for (Transport* transport :
-       {loopback_.get(), shm_.get(), ucx_.get(),
-        static_cast<Transport*>(loopback_references_.get()),
-        static_cast<Transport*>(shm_references_.get())})
+  for (Transport* transport : {loopback_.get(), shm_.get(), ucx_.get(),
+                               static_cast<Transport*>(loopback_references_.get()),
+                               static_cast<Transport*>(shm_references_.get())})
     if (transport != nullptr) engine_.add(*transport);
   if (regions_) {
     regions_->meet(members_);
@@ -426,10 +425,9 @@ void World::on_notice(const Notice& notice) {
 
 uint64_t World::bytes_sent() const {
   uint64_t sum = regions_ ? regions_->bytes_written() : 0;
-  for (const Transport* transport :
-       {loopback_.get(), shm_.get(), ucx_.get(),
-        static_cast<Transport*>(loopback_references_.get()),
-        static_cast<Transport*>(shm_references_.get())})
+  for (const Transport* transport : {loopback_.get(), shm_.get(), ucx_.get(),
+                                     static_cast<Transport*>(loopback_references_.get()),
+                                     static_cast<Transport*>(shm_references_.get())})
     if (transport != nullptr) sum += transport->bytes_sent();
   return sum;
 }

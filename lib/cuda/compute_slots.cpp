@@ -51,7 +51,9 @@ SlotCompute::SlotCompute(const DeviceCall& call, std::shared_ptr<Worker> worker,
       path_(std::move(path)),
       kind_(path_->kind()),
       owns_slots_(own_slots != nullptr),
-      first_slot_(!owns_slots_ ? 0U : call.position == 0 ? Execution::kSlots : kLandings),
+      first_slot_(!owns_slots_         ? 0U
+                  : call.position == 0 ? Execution::kSlots
+                                       : kLandings),
       turn_(owns_slots_ ? 0 : path_->enter()),
       slots_(own_slots) {
   std::iota(places_.begin(), places_.end(), uint8_t{0});
@@ -126,7 +128,7 @@ Buffer SlotCompute::landing(const Piece& piece, int slot) {
 }
 
 void SlotCompute::consume(const Piece& piece, int slot, int operand_slot, const void* view,
-                            Completion* completion) {
+                          Completion* completion) {
   const size_t count = piece.range.count;
   if (count == 0 || piece.then == Then::none) return finish(completion);
   const bool to_slot = piece.into == From::transit;

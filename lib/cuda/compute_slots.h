@@ -3,7 +3,8 @@
 //   pinned   for transports that do not reach device memory. Every receive lands in a slot, and one
 //            command to the worker takes it from there over the bus: adds it to what is on the
 //            device, or copies it to its place.
-//   device   for those that do. A receive is a loan of the sender's own slot, which the worker reads
+//   device   for those that do. A receive is a loan of the sender's own slot, which the worker
+//   reads
 //            where it is, or lands in a slot or in its place.
 //
 // What is to be sent is always formed in a slot by one command; a result in transit never touches
@@ -25,7 +26,7 @@ class SlotCompute final : public Compute {
   // `worker` has been asked to serve it. Messages of one pair come in any order and must not wait
   // for each other, so each brings slots of its own; collectives get them from `path`, in turn.
   SlotCompute(const DeviceCall& call, std::shared_ptr<Worker> worker, std::shared_ptr<Path> path,
-                std::byte* own_slots);
+              std::byte* own_slots);
   ~SlotCompute() override;
 
   [[nodiscard]] bool ready() override;
@@ -80,9 +81,9 @@ class SlotCompute final : public Compute {
   const std::shared_ptr<Path> path_;
   const MemoryKind kind_;
   const bool owns_slots_;
-  const uint32_t first_slot_;  // that slots_ has
-  const uint64_t turn_;   // of a collective
-  std::byte* slots_;      // null: not yet
+  const uint32_t first_slot_;                // that slots_ has
+  const uint64_t turn_;                      // of a collective
+  std::byte* slots_;                         // null: not yet
   std::array<uint8_t, kAllSlots> places_{};  // in slots_, of each slot
   uint32_t free_landings_ = (uint64_t{1} << Execution::kWindow) - 1;
 

@@ -1,7 +1,7 @@
 // What the library keeps for each CUDA context, for the life of the process: the loaded kernels,
-// pinned memory, and device memory that other ranks read. All of it is got ready at the first use, before anything of ours runs on the
-// device, because allocating and loading may wait for what runs. The memory only grows if that was
-// not enough.
+// pinned memory, and device memory that other ranks read. All of it is got ready at the first use,
+// before anything of ours runs on the device, because allocating and loading may wait for what
+// runs. The memory only grows if that was not enough.
 //
 // Threads: any.
 #pragma once

@@ -125,8 +125,8 @@ class Replayed {
 // Whether a graph is being captured from the stream. Then path_of_captured() and record() take the
 // place of make_compute(): the graph owns `operation` from then on.
 [[nodiscard]] bool is_captured(Stream stream);
-// Slots for this call alone: in the pool of `direct` (null: there is none) while that has room, else
-// pinned. Ranks that capture the same calls get the same answers.
+// Slots for this call alone: in the pool of `direct` (null: there is none) while that has room,
+// else pinned. Ranks that capture the same calls get the same answers.
 [[nodiscard]] Result<std::shared_ptr<Path>> path_of_captured(const DeviceCall& call,
                                                              const std::shared_ptr<Path>& direct);
 [[nodiscard]] Status record(const DeviceCall& call, std::shared_ptr<Path> path,

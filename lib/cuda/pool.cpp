@@ -104,8 +104,8 @@ Status Pool::allow_peer(const Offer& theirs) {
   int can = 0;
   const CUresult asked = call().cuDeviceCanAccessPeer(&can, offer_.device, theirs.device);
   if (asked != CUDA_SUCCESS || can == 0)
-    return {Code::unsupported, fmt::format("CUDA device {} cannot access device {}", offer_.device,
-                                           theirs.device)};
+    return {Code::unsupported,
+            fmt::format("CUDA device {} cannot access device {}", offer_.device, theirs.device)};
   const CUresult result =
       call().cuCtxEnablePeerAccess(reinterpret_cast<CUcontext>(theirs.context), 0);
   if (result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return {};

@@ -22,11 +22,11 @@ class Device;
 struct Offer {
   uint64_t begin = 0, bytes = 0;  // of the pool, as its rank sees it; 0: it has none
   uint64_t process = 0, library = 0, context = 0;
-  int32_t device = -1;                // its number there
-  uint32_t exported = 0;              // whether the handle holds
-  uint64_t offset = 0;                // of the pool in the exported allocation
-  std::array<char, 64> handle{};      // CUipcMemHandle
-  std::array<char, 80> why{};         // there is no pool, or no handle
+  int32_t device = -1;            // its number there
+  uint32_t exported = 0;          // whether the handle holds
+  uint64_t offset = 0;            // of the pool in the exported allocation
+  std::array<char, 64> handle{};  // CUipcMemHandle
+  std::array<char, 80> why{};     // there is no pool, or no handle
 };
 
 class Pool {

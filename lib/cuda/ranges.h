@@ -21,8 +21,8 @@ class Ranges {
   // Null if there is none.
   std::byte* take(size_t bytes) {
     bytes = (std::max<size_t>(bytes, 1) + unit_ - 1) / unit_ * unit_;
-    const auto found = std::ranges::find_if(
-        free_, [bytes](const auto& range) { return range.second >= bytes; });
+    const auto found =
+        std::ranges::find_if(free_, [bytes](const auto& range) { return range.second >= bytes; });
     if (found == free_.end()) return nullptr;
     const auto [begin, size] = *found;
     free_.erase(found);

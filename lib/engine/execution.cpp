@@ -179,8 +179,7 @@ bool Execution::may_write(const Range& range, int step, uint32_t self) const {
   }
   for (uint32_t n = sends_retired_; n != sends_posted_; ++n) {
     const Send& send = sends_[n % kWindow];
-    if (send.step <= step && touches_work(send) && overlap(send.piece.range, range))
-      return false;
+    if (send.step <= step && touches_work(send) && overlap(send.piece.range, range)) return false;
   }
   if (next_send_.index > step || next_send_.index >= steps_) return true;
   const Range rest{

@@ -252,8 +252,8 @@ void* open_block(const Exported& exported, int on) {
   import.alias = static_cast<std::byte*>(
       map(import.bytes, PROT_READ | PROT_WRITE, opened, exported.offset - import.phase));
   const size_t counter = kDeviceBytes + exported.offset / kUnit * sizeof(Users);
-  auto* const page = static_cast<std::byte*>(
-      map(kPage, PROT_READ | PROT_WRITE, opened, counter / kPage * kPage));
+  auto* const page =
+      static_cast<std::byte*>(map(kPage, PROT_READ | PROT_WRITE, opened, counter / kPage * kPage));
   close(opened);
   if (import.begin == nullptr || import.alias == nullptr || page == nullptr) return nullptr;
   import.users = reinterpret_cast<Users*>(page + counter % kPage);
@@ -277,8 +277,8 @@ bool close_block(CUdeviceptr begin) {
 
 int open_blocks() {
   const std::shared_lock guard(lock);
-  return static_cast<int>(std::ranges::count_if(
-      imports, [](const Import& import) { return import.alias != nullptr; }));
+  return static_cast<int>(
+      std::ranges::count_if(imports, [](const Import& import) { return import.alias != nullptr; }));
 }
 
 EmulatedDriver::Traffic traffic() {
