@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "kernels/images.h"
 #include "kernels/words.h"
@@ -187,7 +188,7 @@ Result<std::byte*> Device::take_shared(size_t bytes) {
   CUdeviceptr memory = 0;
   if (Status status = check(call().cuMemAlloc(&memory, chunk), "device memory"); !status.ok())
     return status;
-  shared_.add(reinterpret_cast<std::byte*>(memory), chunk);
+  shared_.add(std::bit_cast<std::byte*>(memory), chunk);
   return shared_.take(bytes);
 }
 
@@ -216,7 +217,7 @@ Result<std::byte*> Device::open(const CUipcMemHandle& handle) {
       opened_.erase(key_of(handle));
       return status;
     }
-    opened.memory = reinterpret_cast<std::byte*>(memory);
+    opened.memory = std::bit_cast<std::byte*>(memory);
   }
   return opened.memory;
 }

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cstring>
 
 #include "lib/cuda/compute_slots.h"
@@ -85,7 +86,7 @@ Result<const std::byte*> Pool::reach(const Offer& theirs) {
   if (theirs.bytes == 0) return Status(Code::unsupported, theirs.why.data());
   if (theirs.process == offer_.process && theirs.library == offer_.library) {
     if (Status status = allow_peer(theirs); !status.ok()) return status;
-    return reinterpret_cast<const std::byte*>(theirs.begin);
+    return std::bit_cast<const std::byte*>(theirs.begin);
   }
   if (theirs.exported == 0) return Status(Code::unsupported, theirs.why.data());
   const auto memory = device_.open(handle_of(theirs.handle));
@@ -106,8 +107,7 @@ Status Pool::allow_peer(const Offer& theirs) {
   if (asked != CUDA_SUCCESS || can == 0)
     return {Code::unsupported,
             fmt::format("CUDA device {} cannot access device {}", offer_.device, theirs.device)};
-  const CUresult result =
-      call().cuCtxEnablePeerAccess(reinterpret_cast<CUcontext>(theirs.context), 0);
+  const CUresult result = call().cuCtxEnablePeerAccess(std::bit_cast<CUcontext>(theirs.context), 0);
   if (result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return {};
   return check(result, "enabling access to another device", Code::unsupported);
 }
