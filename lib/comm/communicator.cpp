@@ -277,8 +277,8 @@ Status Communicator::Impl::place(UserOperation& operation, const void* input, vo
   if (!compute.ok()) return compute.status();
   if (direct) {
     operation.what.on_device = true;
-    operation.transports = device_routes_->transports();
-    operation.peers = channel_->peers;
+    if (operation.peers.empty()) operation.peers = channel_->peers;
+    operation.transports = device_routes_->to(operation.peers);
     operation.state()->report.transport = device_routes_->names();
   }
   operation.compute = std::move(*compute);

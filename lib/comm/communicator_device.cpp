@@ -47,13 +47,19 @@ Status DeviceRoutes::know(Peer peer, const cuda::Offer& theirs) {
   return {};
 }
 
-void DeviceRoutes::take(cuda::Way way, const std::vector<Peer>& peers, int rank) {
-  for (size_t r = 0; r < peers.size(); ++r) {
-    const bool me = r == static_cast<size_t>(rank);
-    transports_.push_back(me ? nullptr : route(way, peers[r]));
-    if (me || names_.find(transports_[r]->name()) != std::string::npos) continue;
-    names_ += (names_.empty() ? "" : "+") + std::string(transports_[r]->name());
+void DeviceRoutes::take(cuda::Way way, const std::vector<Peer>& peers) {
+  way_ = way;
+  for (const Transport* transport : to(peers)) {
+    if (transport == nullptr || names_.find(transport->name()) != std::string::npos) continue;
+    names_ += (names_.empty() ? "" : "+") + std::string(transport->name());
   }
+}
+
+std::vector<Transport*> DeviceRoutes::to(const std::vector<Peer>& peers) const {
+  std::vector<Transport*> transports;
+  transports.reserve(peers.size());
+  for (const Peer peer : peers) transports.push_back(route(way_, peer));
+  return transports;
 }
 
 Status DeviceRoutes::reserve() {
@@ -111,7 +117,7 @@ void Communicator::Impl::open_device_routes() {
   if (!direct && !ucx)
     return without_device_routes(settled_.way == cuda::Way::ucx ? no_ucx->no_ucx.data()
                                                                 : no_direct->no_direct.data());
-  routes->take(direct ? cuda::Way::direct : cuda::Way::ucx, channel_->peers, rank_);
+  routes->take(direct ? cuda::Way::direct : cuda::Way::ucx, channel_->peers);
   if (Status status = routes->reserve(); !status.ok()) return fail(status);
   log_line(LogLevel::info, fmt::format("communicator {}: device memory travels by {}", channel_->id,
                                        routes->names()));
@@ -140,12 +146,15 @@ class GraphOperation final : public cuda::Replayed {
  public:
   GraphOperation(std::shared_ptr<World> world, std::shared_ptr<Channel> channel,
                  std::shared_ptr<Pending> pending, std::shared_ptr<DeviceRoutes> routes,
-                 const Description& what, Nanoseconds timeout)
+                 const UserOperation& captured, Nanoseconds timeout)
       : world_(std::move(world)),
         routes_(std::move(routes)),
         channel_(std::move(channel)),
         pending_(std::move(pending)),
-        what_(what),
+        what_(captured.what),
+        position_(captured.position),
+        transports_(captured.transports),
+        peers_(captured.peers),
         timeout_(timeout) {
     world_->engine().open(channel_);
   }
@@ -157,7 +166,9 @@ class GraphOperation final : public cuda::Replayed {
     auto operation = std::make_unique<UserOperation>(std::make_shared<Work::State>(), pending_);
     operation->channel = channel_;
     operation->what = what_;
-    operation->position = channel_->rank;
+    operation->position = position_;
+    operation->transports = transports_;
+    operation->peers = peers_;
     operation->compute = std::move(compute);
     operation->deadline = Nanoseconds::max();
     operation->patience = timeout_;
@@ -171,16 +182,19 @@ class GraphOperation final : public cuda::Replayed {
   const std::shared_ptr<Channel> channel_;
   const std::shared_ptr<Pending> pending_;
   const Description what_;
+  const int position_;
+  const std::vector<Transport*> transports_;  // by position, as those of an operation
+  const std::vector<Peer> peers_;
   const Nanoseconds timeout_;
 };
 
 }  // namespace
 
 // Every rank captures the same collectives in the same order: that numbers their channels.
-Status Communicator::Impl::capture(const UserOperation& operation, const void* input, void* work,
+Status Communicator::Impl::capture(UserOperation& operation, const void* input, void* work,
                                    Reduction reduction, Stream stream) {
   constexpr uint32_t kMostCaptured = 1u << 16, kLargestId = (1u << 14) - 2;  // all ones: kReturns
-  Description what = operation.what;
+  Description& what = operation.what;
   // Only two ranks would count it.
   if (what.point_to_point)
     return {Code::unsupported, "a message cannot be captured in a CUDA graph, only collectives"};
@@ -201,11 +215,14 @@ Status Communicator::Impl::capture(const UserOperation& operation, const void* i
   auto path = cuda::path_of_captured(call, wanted ? device_routes_->path() : nullptr);
   if (!path.ok()) return path.status();
   what.on_device = (*path)->kind() == MemoryKind::cuda;
-  if (what.on_device) channel->transports = device_routes_->transports();
+  if (what.on_device) {
+    if (operation.peers.empty()) operation.peers = channel_->peers;
+    operation.transports = device_routes_->to(operation.peers);
+  }
   return cuda::record(call, *path,
                       std::make_unique<GraphOperation>(world_, std::move(channel), pending_,
                                                        what.on_device ? device_routes_ : nullptr,
-                                                       what, settled_.timeout));
+                                                       operation, settled_.timeout));
 }
 
 // ---- one rank ---------------------------------------------------------------------------------

@@ -46,10 +46,11 @@ class DeviceRoutes {
 
   [[nodiscard]] Transport* route(cuda::Way way, Peer peer) const;
   Status know(Peer peer, const cuda::Offer& theirs);
-  void take(cuda::Way way, const std::vector<Peer>& peers, int rank);
+  void take(cuda::Way way, const std::vector<Peer>& peers);
   Status reserve();
 
-  [[nodiscard]] const std::vector<Transport*>& transports() const { return transports_; }
+  // In the order of the peers; null for this rank.
+  [[nodiscard]] std::vector<Transport*> to(const std::vector<Peer>& peers) const;
   [[nodiscard]] const std::string& names() const { return names_; }
   [[nodiscard]] std::shared_ptr<cuda::Path>& path() { return path_; }
 
@@ -62,7 +63,7 @@ class DeviceRoutes {
   const std::shared_ptr<World> world_;  // owns the transports
   const std::shared_ptr<cuda::Pool> pool_;
   std::shared_ptr<cuda::Path> path_;
-  std::vector<Transport*> transports_;  // by rank
+  cuda::Way way_ = cuda::Way::direct;
   std::string names_;
   std::vector<Known> known_;
 };
@@ -137,7 +138,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   static Status move_to_self(const SelfMessage& from, const SelfMessage& to);
   Status place(UserOperation& operation, const void* input, void* work, Reduction reduction,
                Stream stream);
-  Status capture(const UserOperation& operation, const void* input, void* work, Reduction reduction,
+  Status capture(UserOperation& operation, const void* input, void* work, Reduction reduction,
                  Stream stream);
   void without_device_routes(const std::string& why);
   void fail_self_messages(const Status& why);
