@@ -30,12 +30,11 @@ bool reduces(Collective collective) {
 }  // namespace
 
 uint32_t Description::fingerprint() const {
-  uint32_t h =
-      mix(0x52464c44u, static_cast<uint64_t>(schedule.collective) |
-                           static_cast<uint64_t>(schedule.algorithm) << 8 |
-                           static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 24 |
-                           static_cast<uint64_t>(point_to_point) << 32 |
-                           static_cast<uint64_t>(on_device) << 33);
+  uint32_t h = mix(
+      0x52464c44u,
+      static_cast<uint64_t>(schedule.collective) | static_cast<uint64_t>(schedule.algorithm) << 8 |
+          static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 24 |
+          static_cast<uint64_t>(point_to_point) << 32 | static_cast<uint64_t>(on_device) << 33);
   h = mix(h, schedule.count);
   h = mix(h, static_cast<uint64_t>(schedule.root) << 32 | static_cast<uint32_t>(schedule.per_host));
   h = mix(h, schedule.segment << 1 | static_cast<uint64_t>(schedule.cut));

@@ -30,7 +30,7 @@ struct Description {
   Op op = Op::sum;
   size_t piece = 0;  // elements
   bool point_to_point = false;
-  size_t stands_for = 0;  // not 0: part of an all_reduce of so many elements, host by host
+  size_t stands_for = 0;   // not 0: part of an all_reduce of so many elements, host by host
   bool on_device = false;  // what travels are not the bytes of host memory
 
   [[nodiscard]] uint32_t fingerprint() const;
