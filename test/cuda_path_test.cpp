@@ -458,10 +458,10 @@ TEST_CASE(
     auto comm = Communicator::create(where, with(way, 4096, 30s));
     if (!rank_ok(comm.status())) return 1;
     const CudaStream stream(world);
-    constexpr size_t kCount = 2 << 20;
+    constexpr size_t kCount = 1 << 18;
     const Memory memory(world, kCount * 4);
     Status status;
-    for (int round = 0; status.ok() && round < 1000; ++round) {
+    for (int round = 0; status.ok() && round < 10000; ++round) {
       if (round == 2) ++*in_the_middle;
       status =
           comm->all_reduce(memory.get(), memory.get(), kCount, DType::i32, Op::sum, {stream.get()})
@@ -487,7 +487,7 @@ TEST_CASE("between processes: an abort in mid-flight, and a new communicator aft
   const auto seed = static_cast<uint64_t>(GENERATE(range(1, 4)));
   const auto problems = run_device_processes(
       3, with("direct", 4096), device_0, roomy(seed), [seed](const CudaRank& me) {
-        constexpr size_t kCount = 2 << 20;
+        constexpr size_t kCount = 1 << 18;
         const Memory memory(me.world, kCount * 4);
         {
           auto second = me.comm.split(0, 0);
