@@ -24,6 +24,7 @@
   X(cuGraphInstantiate)                   \
   X(cuGraphLaunch)                        \
   X(cuMemAlloc)                           \
+  X(cuMemAllocAsync)                      \
   X(cuMemAllocManaged)                    \
   X(cuMemFree)                            \
   X(cuMemcpyDtoH)                         \
