@@ -91,7 +91,7 @@ CUresult device_get(CUdevice* device, int ordinal) {
 
 CUresult device_get_count(int* devices) {
   if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
-  *devices = 1;
+  *devices = state().options.devices;
   return CUDA_SUCCESS;
 }
 
@@ -118,12 +118,6 @@ CUresult primary_ctx_release(CUdevice) {
 CUresult ctx_set_current(CUcontext c) {
   if (!contexts.empty()) contexts.pop_back();
   if (c != nullptr) contexts.push_back(c);
-  return CUDA_SUCCESS;
-}
-
-CUresult ctx_get_device(CUdevice* device) {
-  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
-  *device = 0;
   return CUDA_SUCCESS;
 }
 
