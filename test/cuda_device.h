@@ -30,21 +30,24 @@ inline void* real_function(const char* name) {
 // rank that has not come so far because it waits for one of them.
 class CudaWorld {
  public:
-  explicit CudaWorld(const EmulatedOptions& options = {})
+  explicit CudaWorld(const EmulatedOptions& options = {}, int device = 0)
       : emulated_(real_driver() ? nullptr : std::make_unique<EmulatedDriver>(options)),
-        driver_(test_driver(real_driver() ? real_function : emulated_function)) {
+        driver_(test_driver(real_driver() ? real_function : emulated_function)),
+        last_(true) {
     REQUIRE(driver_.cuInit(0) == CUDA_SUCCESS);
-    REQUIRE(driver_.cuDevicePrimaryCtxRetain(&context_, 0) == CUDA_SUCCESS);
-    enter();
-    REQUIRE(driver_.cuMemAlloc(&device_, kPool) == CUDA_SUCCESS);
-    REQUIRE(driver_.cuMemAllocManaged(&managed_, kPool, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
+    begin(device);
+  }
+  // Another device of the driver of `first`, which lives longer.
+  CudaWorld(const CudaWorld& first, int device) : driver_(first.driver_), last_(false) {
+    begin(device);
   }
   ~CudaWorld() {
+    driver_.cuCtxSetCurrent(context_);
     driver_.cuMemFree(device_);
     driver_.cuMemFree(managed_);
     driver_.cuCtxSetCurrent(nullptr);
     emulated_.reset();
-    cuda::forget_devices();
+    if (last_) cuda::forget_devices();
   }
   CudaWorld(const CudaWorld&) = delete;
   CudaWorld& operator=(const CudaWorld&) = delete;
@@ -64,8 +67,15 @@ class CudaWorld {
  private:
   static constexpr size_t kPool = size_t{256} << 20;  // of addresses; memory where it is touched
 
+  void begin(int device) {
+    REQUIRE(driver_.cuDevicePrimaryCtxRetain(&context_, device) == CUDA_SUCCESS);
+    enter();
+    REQUIRE(driver_.cuMemAlloc(&device_, kPool) == CUDA_SUCCESS);
+    REQUIRE(driver_.cuMemAllocManaged(&managed_, kPool, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
+  }
   std::unique_ptr<EmulatedDriver> emulated_;
   TestDriver driver_;
+  const bool last_;  // to end
   CUcontext context_ = nullptr;
   CUdeviceptr device_ = 0, managed_ = 0;
   mutable std::atomic<size_t> device_used_{0}, managed_used_{0};

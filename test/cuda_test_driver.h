@@ -8,7 +8,6 @@
 
 #define RINGFOLD_TEST_DRIVER_FUNCTIONS(X) \
   X(cuInit)                               \
-  X(cuCtxGetDevice)                       \
   X(cuCtxSetCurrent)                      \
   X(cuCtxSynchronize)                     \
   X(cuDeviceGet)                          \
@@ -23,7 +22,7 @@
   X(cuGraphExecDestroy)                   \
   X(cuGraphInstantiate)                   \
   X(cuGraphLaunch)                        \
-  X(cuMemAlloc)                           \
+  X(cuMemAllocAsync)                      \
   X(cuMemAllocManaged)                    \
   X(cuMemFree)                            \
   X(cuMemcpyDtoH)                         \
@@ -36,13 +35,19 @@
   X(cuStreamDestroy)                      \
   X(cuStreamEndCapture)
 
+// Those that the library calls, too.
+#define RINGFOLD_TEST_DRIVER_SHARED_FUNCTIONS(X) \
+  X(cuCtxGetDevice)                              \
+  X(cuMemAlloc)                                  \
+  X(cuStreamSynchronize)
+
 namespace ringfold::test {
 
 struct TestDriver {
 #define RINGFOLD_TEST_DRIVER_MEMBER(name) decltype(&::name) name;
   RINGFOLD_TEST_DRIVER_FUNCTIONS(RINGFOLD_TEST_DRIVER_MEMBER)
+  RINGFOLD_TEST_DRIVER_SHARED_FUNCTIONS(RINGFOLD_TEST_DRIVER_MEMBER)
 #undef RINGFOLD_TEST_DRIVER_MEMBER
-  decltype(&::cuStreamSynchronize) cuStreamSynchronize;  // in the library's list, too
 };
 
 // From `find`: emulated_function, or dlsym of the real driver. Ends the process if one is missing.
@@ -59,7 +64,7 @@ inline TestDriver test_driver(cuda::FindFunction find) {
 #define RINGFOLD_TEST_DRIVER_STRING(name) #name
 #define RINGFOLD_TEST_DRIVER_GET(name) get(table.name, RINGFOLD_TEST_DRIVER_STRING(name));
   RINGFOLD_TEST_DRIVER_FUNCTIONS(RINGFOLD_TEST_DRIVER_GET)
-  RINGFOLD_TEST_DRIVER_GET(cuStreamSynchronize)
+  RINGFOLD_TEST_DRIVER_SHARED_FUNCTIONS(RINGFOLD_TEST_DRIVER_GET)
 #undef RINGFOLD_TEST_DRIVER_GET
 #undef RINGFOLD_TEST_DRIVER_STRING
   return table;

@@ -78,7 +78,10 @@ void UcxTransport::start_send(Link& link, const Waiting& message) {
   flight->data = {message.id, me_};
   ucp_request_param_t parameters = UcxTransport::parameters(flight, message.buffer.kind);
   parameters.cb.send = &UcxTransport::on_sent;
-  if (message.buffer.bytes > kAlwaysRendezvous) {
+  // Device memory is fetched whatever its length: UCX 1.22 does not get back the descriptors of
+  // what came eagerly for it.
+  const bool device = message.buffer.kind == MemoryKind::cuda && message.buffer.bytes != 0;
+  if (device || message.buffer.bytes > kAlwaysRendezvous) {
     parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
     parameters.flags = UCP_AM_SEND_FLAG_RNDV;
   }
@@ -164,7 +167,8 @@ bool UcxTransport::deliver(Link& link, const MessageId& id, const Matcher::Poste
     parameters.cb.recv_am = &UcxTransport::on_received;
     launched(flight, ucx_.ucp_am_recv_data_nbx(worker_->handle(), arrival.data, posted.buffer.data,
                                                arrival.bytes, &parameters));
-    return true;
+    // What came eagerly was copied at once, and the descriptor is still ours.
+    return arrival.how == Kept::How::rendezvous;
   } else if (arrival.bytes != 0) {
     std::memcpy(posted.buffer.data, arrival.data, arrival.bytes);
   }

@@ -15,12 +15,14 @@
 // order of `stream`. The call returns at once; the operation begins, and its deadline counts, when
 // the stream has come to it; what comes later on the stream sees the result, and never waits for
 // longer than the operation, also if that fails. The other buffer of such a call must be memory
-// that kernels can use, too. Its Work is done when the result is there (of one rank alone: when it
-// is on the stream). Ranks that share a device all need room on it at once, and those of one thread
-// must make their calls in one Group. A collective on a stream that is being captured becomes part
-// of the CUDA graph: its Work is done at once, and each replay runs it anew, on all ranks. The
-// graph keeps what it needs of the communicator, whose failure its replays share. Messages cannot
-// be captured.
+// that kernels can use, too. Where devices can reach each other's memory, all ranks of a collective
+// must give device memory, on the device that was current when the communicator was made; a path
+// that was asked for and cannot be had fails the calls that need it. Its Work is done when the
+// result is there (of one rank alone: when it is on the stream). Ranks that share a device all need
+// room on it at once, and those of one thread must make their calls in one Group. A collective on a
+// stream that is being captured becomes part of the CUDA graph: its Work is done at once, and each
+// replay runs it anew, on all ranks. The graph keeps what it needs of the communicator, whose
+// failure its replays share. Messages cannot be captured.
 // Errors: a wrong argument is reported by the returned Work at once and starts nothing. A failure
 // of an operation (timeout, peer_lost, mismatch, aborted) completes every operation of that
 // communicator on every rank, and the communicator stays failed: health() tells. Others go on. All
@@ -47,8 +49,8 @@ namespace ringfold {
 struct Report {
   Collective collective = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;
-  // "region", "direct" (a region, without copies; see memory.h), "shm", "ucx", "loopback",
-  // "shm+ucx", or "self"
+  // "region", "direct" (without copies: a region, see memory.h, or devices), "shm", "ucx",
+  // "loopback", "shm+ucx", "direct+ucx", or "self"
   std::string transport;
   int steps = 0;             // of the schedule
   uint64_t bytes_sent = 0;   // payload bytes this rank sent, counted where they left
@@ -101,6 +103,8 @@ struct Options {
   std::optional<Algorithm> algorithm;  // empty: RINGFOLD_ALGORITHM or the model
   std::string transports;              // "shm,ucx": allowed ones; empty: RINGFOLD_TRANSPORTS or all
   std::optional<Numerics> numerics;    // empty: RINGFOLD_NUMERICS or exact
+  // How device memory travels: "auto", "direct", "ucx", "staged"; empty: RINGFOLD_CUDA_PATH or auto
+  std::string cuda_path;
 };
 
 class Communicator {

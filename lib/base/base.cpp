@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
+#include <sodium.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <mutex>
 #include <numeric>
 
 namespace ringfold {
@@ -53,6 +55,9 @@ constexpr std::array kSettings = {
             "Deadline of start-up and of every operation (30, 1.5, 500ms, 2m)."},
     Setting{"RINGFOLD_TRANSPORTS", "list", "all", true,
             "Transports that may be used, comma-separated: loopback, region, shm, ucx."},
+    Setting{"RINGFOLD_CUDA_PATH", "auto|direct|ucx|staged", "auto", true,
+            "How device memory travels: read by the peer's device, by a CUDA-aware UCX, or through "
+            "pinned host memory."},
     Setting{"RINGFOLD_ALGORITHM", kAlgorithmWords, "auto", true,
             "Algorithm of every collective that offers it; auto asks the cost model."},
     Setting{"RINGFOLD_PIECE", "size", "the cost model's choice", true,
@@ -146,6 +151,17 @@ uint32_t fork_generation() {
   [[maybe_unused]] static const int kRegistered =
       pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
   return generation.load(std::memory_order_relaxed);
+}
+
+uint64_t process_number() {
+  static std::mutex lock;
+  static uint32_t generation = 0;
+  static uint64_t number = 0;
+  const std::lock_guard guard(lock);
+  const uint32_t now = fork_generation();
+  if (number == 0 || generation != now) randombytes_buf(&number, sizeof number);
+  generation = now;
+  return number;
 }
 
 Clock& steady_clock() {

@@ -30,6 +30,9 @@ void set_log_rank(int rank);  // shown on each line of this process from now on
 
 // Grows in the child when this process is forked: a cheap way to notice that one is such a child.
 [[nodiscard]] uint32_t fork_generation();
+// A random number of this process alone, another one in a child: the number that the system gives
+// it is also that of a process in another container.
+[[nodiscard]] uint64_t process_number();
 
 // Every environment variable of the library, in one table.
 struct Setting {

@@ -78,12 +78,14 @@ Result<Communicator> Communicator::create(const Rendezvous& where, const Options
   auto impl = std::make_shared<Impl>(*settled, *world, 0, 0, std::move(everybody), where.rank);
   impl->open_region();
   impl->open_two_level();
+  impl->open_device_routes();
   return Communicator(std::move(impl));
 }
 
 Work Communicator::create(const Rendezvous& where, const Options& options, Communicator* out) {
   auto state = std::make_shared<Work::State>();
-  std::thread([where, options, out, state] {
+  std::thread([where, options, out, state, context = cuda::Carried()] {
+    context.enter();
     auto made = create(where, options);
     if (made.ok()) *out = *made;
     state->complete(made.status());
@@ -142,8 +144,8 @@ Communicator::Impl::~Impl() {
   fail_self_messages(Status(Code::aborted, "the communicator was destroyed"));
   if (!world_ || !world_->usable()) return;
   world_->engine().close(channel_);
-  auto last = [world = std::move(world_), pending = pending_,
-               region = std::move(region_)]() mutable {
+  auto last = [world = std::move(world_), pending = pending_, region = std::move(region_),
+               routes = std::move(device_routes_)]() mutable {
     const std::atomic<bool> never{false};
     Clock& clock = steady_clock();
     while (pending->count.load() != 0)
@@ -151,6 +153,7 @@ Communicator::Impl::~Impl() {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (region) world->close_region(*region);
     region.reset();
+    routes.reset();
     world.reset();
   };
   if (in_callback())
@@ -284,12 +287,21 @@ Status Communicator::Impl::place(UserOperation& operation, const void* input, vo
     operation.deadline = deadline();
     return {};
   }
+  if (!no_device_routes_.ok()) return no_device_routes_;
   if (cuda::is_captured(stream)) return capture(operation, input, work, reduction, stream);
+  // Messages come in any order and number, which a pool has no room for.
+  const bool direct = device_routes_ && !what.point_to_point && what.schedule.count != 0;
   const std::lock_guard lock(path_lock_);
   auto compute = cuda::make_compute({&what.schedule, operation.position, input, work, what.type,
                                      reduction, what.piece, what.point_to_point, stream},
-                                    path_);
+                                    direct ? device_routes_->path() : path_);
   if (!compute.ok()) return compute.status();
+  if (direct) {
+    operation.what.on_device = true;
+    if (operation.peers.empty()) operation.peers = channel_->peers;
+    operation.transports = device_routes_->to(operation.peers);
+    operation.state()->report.transport = device_routes_->names();
+  }
   operation.compute = std::move(*compute);
   operation.deadline = Nanoseconds::max();  // until the stream comes to it
   operation.patience = settled_.timeout;
@@ -431,6 +443,7 @@ Result<Communicator> Communicator::split(int color, int key) {
   auto made = impl_->sub(static_cast<uint32_t>(id), members);
   made->open_region();
   made->open_two_level();
+  made->open_device_routes();
   return Communicator(std::move(made));
 }
 

@@ -14,6 +14,7 @@
 #include "lib/comm/layout.h"
 #include "lib/comm/work.h"
 #include "lib/cuda/path.h"
+#include "lib/cuda/pool.h"
 #include "ringfold/communicator.h"
 #include "ringfold/model.h"
 
@@ -33,6 +34,40 @@ struct Call {
 };
 
 class TwoLevel;
+
+// The ways of collectives on device memory, where these are not those of host memory. Lives as long
+// as an operation that uses it, or a graph.
+class DeviceRoutes {
+ public:
+  DeviceRoutes(std::shared_ptr<World> world, std::shared_ptr<cuda::Pool> pool)
+      : world_(std::move(world)), pool_(std::move(pool)) {}
+  ~DeviceRoutes();
+  DeviceRoutes(const DeviceRoutes&) = delete;
+  DeviceRoutes& operator=(const DeviceRoutes&) = delete;
+
+  [[nodiscard]] Transport* route(cuda::Way way, Peer peer) const;
+  Status know(Peer peer, const cuda::Offer& theirs);
+  void take(cuda::Way way, const std::vector<Peer>& peers);
+  Status reserve();
+
+  // In the order of the peers; null for this rank.
+  [[nodiscard]] std::vector<Transport*> to(const std::vector<Peer>& peers) const;
+  [[nodiscard]] const std::string& names() const { return names_; }
+  [[nodiscard]] std::shared_ptr<cuda::Path>& path() { return path_; }
+
+ private:
+  struct Known {
+    References* references;
+    Peer peer;
+    uint64_t begin;
+  };
+  const std::shared_ptr<World> world_;  // owns the transports
+  const std::shared_ptr<cuda::Pool> pool_;
+  std::shared_ptr<cuda::Path> path_;
+  cuda::Way way_ = cuda::Way::direct;
+  std::string names_;
+  std::vector<Known> known_;
+};
 
 struct Communicator::Impl : std::enable_shared_from_this<Impl> {
  public:
@@ -54,6 +89,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   void open_region();
   // The same for ranks of several hosts, after open_region(): the parts of TwoLevel.
   void open_two_level();
+  // Finds out, together with all its ranks, whether their devices reach each other.
+  void open_device_routes();
   Work part_wise(Call call);
   Work message(bool sends, void* buffer, size_t count, DType type, int partner, Stream stream);
   [[nodiscard]] std::shared_ptr<Impl> sub(uint32_t id, const std::vector<int>& members) const;
@@ -108,8 +145,9 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   static Status move_to_self(const SelfMessage& from, const SelfMessage& to);
   Status place(UserOperation& operation, const void* input, void* work, Reduction reduction,
                Stream stream);
-  Status capture(const UserOperation& operation, const void* input, void* work, Reduction reduction,
+  Status capture(UserOperation& operation, const void* input, void* work, Reduction reduction,
                  Stream stream);
+  void without_device_routes(const std::string& why);
   void fail_self_messages(const Status& why);
   [[nodiscard]] Nanoseconds deadline() const;
 
@@ -130,7 +168,9 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
 
   std::atomic<uint32_t> captured_{0};  // collectives, in graphs
   std::mutex path_lock_;
-  std::shared_ptr<cuda::Path> path_;  // null before the first operation on device memory
+  std::shared_ptr<cuda::Path> path_;             // null before the first operation that is staged
+  std::shared_ptr<DeviceRoutes> device_routes_;  // null: collectives on device memory are staged
+  Status no_device_routes_;                      // those that were asked for cannot be had
 
   mutable std::mutex self_lock_;
   std::deque<SelfMessage> self_messages_;

@@ -54,6 +54,7 @@ Options Communicator::Impl::options() const {
   options.algorithm = settled_.algorithm;
   options.transports = settled_.transports;
   options.numerics = settled_.numerics;
+  options.cuda_path = cuda::name(settled_.way);
   return options;
 }
 

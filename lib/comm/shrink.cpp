@@ -57,6 +57,7 @@ Result<Communicator> Communicator::Impl::shrink(std::span<const int> exclude) {
   if (other == all.end()) {
     smaller.impl()->open_region();
     smaller.impl()->open_two_level();
+    smaller.impl()->open_device_routes();
     return smaller;
   }
   return Status(Code::mismatch,

@@ -29,6 +29,10 @@ constexpr Nanoseconds kFlush = std::chrono::seconds(1);
 constexpr Nanoseconds kHandshakes = std::chrono::milliseconds(200);
 // How often a rank offers its core to others before it sleeps in a region, which costs more.
 constexpr int kCrowdedYields = 4;
+// What a rank with a device gives as its address "cuda"; others say why they have none.
+constexpr std::string_view kDevice = "device";
+// An address of a Member with this name: its UCX moves memory of its device.
+constexpr std::string_view kUcxOfDevice = "cuda by UCX";
 constexpr std::string_view kAllTransports = "loopback,region,shm,ucx";
 
 // A comma-separated list of transports, each of them known.
@@ -68,6 +72,14 @@ Result<Numerics> numerics_from(const std::string& word) {
                 fmt::format("RINGFOLD_NUMERICS=\"{}\": expected exact or nccl", word));
 }
 
+Result<cuda::Way> way_from(const std::string& word) {
+  for (size_t i = 0; i < cuda::kWays.size(); ++i)
+    if (word == cuda::kWays[i]) return static_cast<cuda::Way>(i);
+  return Status(
+      Code::invalid_argument,
+      fmt::format("RINGFOLD_CUDA_PATH=\"{}\": expected auto, direct, ucx or staged", word));
+}
+
 // The meeting points of this process, by the nonce of the world.
 struct Hubs {
   std::mutex lock;
@@ -86,18 +98,6 @@ std::shared_ptr<LoopbackHub> hub_of(const std::string& nonce) {
   return hub;
 }
 
-// A number of this process alone, another one in a child: the number that the system gives it is
-// also that of a process in another container.
-uint64_t process_number() {
-  static std::mutex lock;
-  static uint32_t generation = 0;
-  static uint64_t number = 0;
-  const std::lock_guard guard(lock);
-  if (number == 0 || std::exchange(generation, fork_generation()) != fork_generation())
-    randombytes_buf(&number, sizeof number);
-  return number;
-}
-
 // Ranks that give the same address meet there: a process may hold the library several times.
 std::string loopback_address() {
   return fmt::format("{:016x} {}", process_number(), static_cast<const void*>(&hubs()));
@@ -112,6 +112,15 @@ const std::string* address_of(const Member& member, std::string_view transport) 
   for (const auto& [name, address] : member.addresses)
     if (name == transport) return &address;
   return nullptr;
+}
+
+bool has_device(const Member& member) {
+  const std::string* const text = address_of(member, "cuda");
+  return text != nullptr && *text == kDevice;
+}
+
+bool has_ucx_of_device(const Member& member) {
+  return address_of(member, kUcxOfDevice) != nullptr;
 }
 
 // Whether the shared-memory transport connects them: both have it, in the same namespaces.
@@ -171,6 +180,11 @@ Result<Settled> settle(const Options& options) {
   const auto numerics = numerics_from(setting("RINGFOLD_NUMERICS").value_or("exact"));
   if (!numerics.ok()) return numerics.status();
   settled.numerics = options.numerics.value_or(*numerics);
+  const auto way =
+      way_from(!options.cuda_path.empty() ? options.cuda_path
+                                          : setting("RINGFOLD_CUDA_PATH").value_or("auto"));
+  if (!way.ok()) return way.status();
+  settled.way = *way;
   const auto spin = setting_duration("RINGFOLD_SPIN");
   if (!spin.ok()) return spin.status();
   settled.spin_given = spin->has_value();
@@ -223,6 +237,7 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
                         {"transports", settled.transports},
                         {"costs of the machine",
                          settled.machine ? to_string(*settled.machine) : std::string("built-in")},
+                        {"cuda path", std::string(cuda::name(settled.way))},
                         {"numerics", settled.numerics == Numerics::nccl ? "nccl" : "exact"}},
                        world->with_ucx(settled));
   if (!met.ok()) return met.status();
@@ -306,6 +321,8 @@ Status World::open_ucx(const std::vector<Member>& all, Member* mine) {
   if (ucx.ok()) {
     ucx_ = std::move(*ucx);
     mine->addresses.emplace_back("ucx", ucx_->address());
+    if (has_device(*mine) && ucx_->reaches(MemoryKind::cuda))
+      mine->addresses.emplace_back(kUcxOfDevice, "");
   } else {
     log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
   }
@@ -361,13 +378,19 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   }
   if (!why_no_region.empty()) log_line(LogLevel::warn, "no shared regions: " + why_no_region);
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
-  const bool wanted = !on_loopback(where.coordinator) || !shm_;
+  const bool wanted = !on_loopback(where.coordinator) || !shm_ || settled.way == cuda::Way::ucx;
   if (allowed(settled.transports, "ucx") && wanted) {
     const auto usable = local_interfaces(setting("RINGFOLD_INTERFACES").value_or(""));
     if (!usable.ok()) return usable.status();
     wants_ucx_ = true;
     mine->addresses.emplace_back(kWantsUcx, "");
   }
+  // Whether devices of this rank can take part, and if not and it matters, why.
+  const Status devices = cuda::has_device();
+  if (devices.ok())
+    mine->addresses.emplace_back("cuda", kDevice);
+  else if (settled.way == cuda::Way::direct || settled.way == cuda::Way::ucx)
+    mine->addresses.emplace_back("cuda", devices.message());
   return {};
 }
 
@@ -379,7 +402,10 @@ Status World::make_routes(const Settled& settled) {
     if (Status status = route_to(member, settled, nonce != nullptr ? *nonce : ""); !status.ok())
       return status;
   }
-  for (Transport* transport : {loopback_.get(), shm_.get(), ucx_.get()})
+  if (Status status = make_device_routes(); !status.ok()) return status;
+  for (Transport* transport : {loopback_.get(), shm_.get(), ucx_.get(),
+                               static_cast<Transport*>(loopback_references_.get()),
+                               static_cast<Transport*>(shm_references_.get())})
     if (transport != nullptr) engine_.add(*transport);
   if (regions_) {
     regions_->meet(members_);
@@ -424,6 +450,41 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
       fmt::format("no transport reaches rank {} on host {} from rank {} on host {}: allowed are "
                   "{}; {} (RINGFOLD_LOG=warn says more)",
                   member.rank, member.host_name, rank_, mine.host_name, settled.transports, lacks)};
+}
+
+// How device memory may travel to each peer, beside the ways of host memory.
+Status World::make_device_routes() {
+  references_.assign(members_.size(), nullptr);
+  device_ucx_.assign(members_.size(), nullptr);
+  const Member& mine = members_[static_cast<size_t>(rank_)];
+  for (const Member& member : members_) {
+    const auto peer = static_cast<size_t>(member.rank);
+    if (member.rank == rank_) continue;
+    if (has_ucx_of_device(mine) && has_ucx_of_device(member)) {
+      device_ucx_[peer] = ucx_.get();
+      const std::string* address = address_of(member, "ucx");
+      if (routes_[peer] != ucx_.get())
+        if (Status status = ucx_->connect(member.rank, *address); !status.ok()) return status;
+    }
+    if (!has_device(mine) || !has_device(member) || routes_[peer] == ucx_.get()) continue;
+    Transport& below = *routes_[peer];
+    auto& references = &below == loopback_.get() ? loopback_references_ : shm_references_;
+    if (!references) references = std::make_unique<References>(below);
+    references_[peer] = references.get();
+    if (Status status = references->connect(member.rank, ""); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status World::have_devices(const std::vector<Peer>& peers) const {
+  for (const Peer peer : peers) {
+    const Member& member = members_[static_cast<size_t>(peer)];
+    if (has_device(member)) continue;
+    const std::string* const text = address_of(member, "cuda");
+    return {Code::unsupported,
+            fmt::format("{}: {}", who(peer), text != nullptr ? *text : "it has no CUDA device")};
+  }
+  return {};
 }
 
 // ---- news of failures -------------------------------------------------------------------------
@@ -508,7 +569,9 @@ void World::on_notice(const Notice& notice) {
 
 uint64_t World::bytes_sent() const {
   uint64_t sum = regions_ ? regions_->bytes_written() : 0;
-  for (const Transport* transport : {loopback_.get(), shm_.get(), ucx_.get()})
+  for (const Transport* transport : {loopback_.get(), shm_.get(), ucx_.get(),
+                                     static_cast<Transport*>(loopback_references_.get()),
+                                     static_cast<Transport*>(shm_references_.get())})
     if (transport != nullptr) sum += transport->bytes_sent();
   return sum;
 }

@@ -13,11 +13,13 @@
 #include "lib/comm/control.h"
 #include "lib/comm/region_host.h"
 #include "lib/comm/standing.h"
+#include "lib/cuda/path.h"
 #include "lib/engine/compute_host.h"
 #include "lib/engine/engine_thread.h"
 #include "lib/record/trace.h"
 #include "ringfold/communicator.h"
 #include "ringfold/model.h"
+#include "transports/references.h"
 
 namespace ringfold {
 
@@ -28,6 +30,7 @@ struct Settled {
   std::optional<Algorithm> algorithm;
   std::string transports;  // "loopback,shm,ucx" or a part of it
   Numerics numerics = Numerics::exact;
+  cuda::Way way = cuda::Way::automatic;
   Nanoseconds spin{};
   bool spin_given = false;
   std::optional<Machine> machine;        // measured costs; empty: the built-in ones
@@ -59,6 +62,15 @@ class World {
   [[nodiscard]] const std::string& host(Peer peer) const {
     return members_[static_cast<size_t>(peer)].host;
   }
+  // For device memory. Whether all these ranks have some: else which has not, and why.
+  [[nodiscard]] Status have_devices(const std::vector<Peer>& peers) const;
+  // Null where the peer is not on this host, or where not both ends have a CUDA-aware UCX.
+  [[nodiscard]] References* references(Peer peer) const {
+    return references_[static_cast<size_t>(peer)];
+  }
+  [[nodiscard]] Transport* device_ucx(Peer peer) const {
+    return device_ucx_[static_cast<size_t>(peer)];
+  }
   [[nodiscard]] uint64_t bytes_sent() const;
   // The regions, if these ranks can share memory; else null.
   [[nodiscard]] RegionHost* regions(const std::vector<Peer>& peers) const;
@@ -85,6 +97,7 @@ class World {
   Status make_transports(const Rendezvous& where, const Settled& settled, Member* mine);
   Status make_routes(const Settled& settled);
   Status route_to(const Member& member, const Settled& settled, const std::string& nonce);
+  Status make_device_routes();
   void listen();
   void on_notice(const Notice& notice);
   [[nodiscard]] std::string who(int rank) const;
@@ -97,12 +110,15 @@ class World {
   std::unique_ptr<Control> control_;
   std::unique_ptr<Standings> standings_;
   std::unique_ptr<Source> control_source_;
+  std::unique_ptr<References> loopback_references_, shm_references_;  // outlive what is below them
   std::unique_ptr<Transport> loopback_, shm_, ucx_;
   bool wants_ucx_ = false;
   std::unique_ptr<RegionHost> regions_;
   region::Patience patience_{2000, 16};
   bool crowded_ = false;
   std::vector<Transport*> routes_;  // by world rank; null for myself
+  std::vector<References*> references_;
+  std::vector<Transport*> device_ucx_;
   SlotPool slots_;
   Engine engine_;
   std::atomic<bool> failed_{false};  // some communicator of this world has failed

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "kernels/images.h"
 #include "kernels/words.h"
@@ -13,7 +14,8 @@ namespace {
 
 constexpr size_t kGatesAtOnce = 256;
 constexpr size_t kPinnedAtOnce = size_t{64} << 20;
-constexpr size_t kAlignment = 64;
+// A handle exports the whole of this, so that nobody else's memory goes with it.
+constexpr size_t kSharedUnit = size_t{2} << 20;
 
 std::mutex devices_lock;
 std::map<CUcontext, std::unique_ptr<Device>> devices;  // guarded by it
@@ -44,6 +46,10 @@ class Relaxed {
  private:
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
+
+std::string key_of(const CUipcMemHandle& handle) {
+  return {handle.reserved, sizeof(handle.reserved)};
+}
 
 }  // namespace
 
@@ -118,7 +124,7 @@ Result<Gate*> Device::take_gate() {
   Gate* const gate = *found;
   *found = free_gates_.back();
   free_gates_.pop_back();
-  for (std::byte* const memory : gate->kept) put_back(memory);
+  for (std::byte* const memory : gate->kept) pinned_.give(memory);
   gate->kept.clear();
   return gate;
 }
@@ -153,50 +159,74 @@ void Device::give_stream(CUstream stream) {
 Status Device::add_pinned(size_t bytes) {
   const auto memory = allocate_pinned(bytes);
   if (!memory.ok()) return memory.status();
-  free_[static_cast<std::byte*>(*memory)] = bytes;
+  pinned_.add(static_cast<std::byte*>(*memory), bytes);
   return {};
 }
 
 Result<std::byte*> Device::take_pinned(size_t bytes) {
-  bytes = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
   const std::lock_guard guard(lock_);
-  const auto fits = [bytes](const auto& range) { return range.second >= bytes; };
-  auto found = std::ranges::find_if(free_, fits);
-  if (found == free_.end()) {
-    log_line(LogLevel::info, fmt::format("more pinned memory: {} bytes", bytes));
-    const InContext in(context_);
-    const Relaxed relaxed;
-    if (Status status = add_pinned(std::max(bytes, kPinnedAtOnce)); !status.ok()) return status;
-    found = std::ranges::find_if(free_, fits);
-  }
-  const auto [begin, size] = *found;
-  free_.erase(found);
-  if (size > bytes) free_[begin + bytes] = size - bytes;
-  taken_[begin] = bytes;
-  return begin;
+  if (std::byte* const found = pinned_.take(bytes)) return found;
+  log_line(LogLevel::info, fmt::format("more pinned memory: {} bytes", bytes));
+  const InContext in(context_);
+  const Relaxed relaxed;
+  if (Status status = add_pinned(std::max(bytes + kAlignment, kPinnedAtOnce)); !status.ok())
+    return status;
+  return pinned_.take(bytes);
 }
 
 void Device::give_pinned(std::byte* memory) {
   const std::lock_guard guard(lock_);
-  put_back(memory);
+  pinned_.give(memory);
 }
 
-// REQUIRES the lock.
-void Device::put_back(std::byte* memory) {
-  const auto taken = taken_.find(memory);
-  auto range = free_.emplace(memory, taken->second).first;
-  taken_.erase(taken);
-  const auto next = std::next(range);
-  if (next != free_.end() && range->first + range->second == next->first) {
-    range->second += next->second;
-    free_.erase(next);
+// ---- memory that others may map ---------------------------------------------------------------
+
+Result<std::byte*> Device::take_shared(size_t bytes) {
+  const std::lock_guard guard(lock_);
+  if (std::byte* const found = shared_.take(bytes)) return found;
+  const InContext in(context_);
+  const Relaxed relaxed;
+  const size_t chunk = (bytes + kSharedUnit - 1) / kSharedUnit * kSharedUnit;
+  CUdeviceptr memory = 0;
+  if (Status status = check(call().cuMemAlloc(&memory, chunk), "device memory"); !status.ok())
+    return status;
+  shared_.add(std::bit_cast<std::byte*>(memory), chunk);
+  return shared_.take(bytes);
+}
+
+void Device::give_shared(std::byte* memory) {
+  const std::lock_guard guard(lock_);
+  shared_.give(memory);
+}
+
+Result<std::byte*> Device::open(const CUipcMemHandle& handle) {
+  const std::lock_guard guard(lock_);
+  const InContext in(context_);
+  const Relaxed relaxed;
+  Opened& opened = opened_[key_of(handle)];
+  ++opened.users;
+  std::erase_if(opened_, [](const auto& entry) {
+    if (entry.second.users != 0) return false;
+    call().cuIpcCloseMemHandle(reinterpret_cast<CUdeviceptr>(entry.second.memory));
+    return true;
+  });
+  if (opened.memory == nullptr) {
+    CUdeviceptr memory = 0;
+    Status status =
+        check(call().cuIpcOpenMemHandle(&memory, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+              "mapping another process's device memory", Code::unsupported);
+    if (!status.ok()) {
+      opened_.erase(key_of(handle));
+      return status;
+    }
+    opened.memory = std::bit_cast<std::byte*>(memory);
   }
-  if (range == free_.begin()) return;
-  const auto before = std::prev(range);
-  if (before->first + before->second == range->first) {
-    before->second += range->second;
-    free_.erase(range);
-  }
+  return opened.memory;
+}
+
+void Device::close(const CUipcMemHandle& handle) {
+  const std::lock_guard guard(lock_);
+  --opened_.at(key_of(handle)).users;
 }
 
 void forget_devices() {

@@ -1,7 +1,7 @@
 // What the library keeps for each CUDA context, for the life of the process: the loaded kernels,
-// and pinned memory. All of it is got ready at the first use, before anything of ours runs on the
-// device, because allocating and loading may wait for what runs. The memory only grows if that was
-// not enough.
+// pinned memory, and device memory that other ranks read. All of it is got ready at the first use,
+// before anything of ours runs on the device, because allocating and loading may wait for what
+// runs. The memory only grows if that was not enough.
 //
 // Threads: any.
 #pragma once
@@ -10,10 +10,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "kernels/worker.h"
 #include "lib/cuda/driver.h"
+#include "lib/cuda/ranges.h"
 #include "ringfold/types.h"
 
 namespace ringfold::cuda {
@@ -60,8 +62,19 @@ class Device {
   Result<std::byte*> take_pinned(size_t bytes);
   void give_pinned(std::byte* memory);
 
+  // Device memory that other processes may map: from allocations that are never freed, for nobody
+  // knows who has them mapped. May allocate.
+  Result<std::byte*> take_shared(size_t bytes);
+  void give_shared(std::byte* memory);
+  // Maps what another process has exported, once however often it is asked for. May wait for what
+  // runs on the device. What was closed stays mapped until the next is opened: close() calls no
+  // driver.
+  Result<std::byte*> open(const CUipcMemHandle& handle);
+  void close(const CUipcMemHandle& handle);
+
  private:
   using Functions = std::array<CUfunction, kDTypes>;
+  static constexpr size_t kAlignment = 64;  // of memory that is given out
   explicit Device(CUcontext context) : context_(context) {}
   static CUfunction at(const Functions& functions, DType type) {
     return functions[static_cast<size_t>(type)];
@@ -70,7 +83,6 @@ class Device {
   Status make_ready();
   Status add_gates();
   Status add_pinned(size_t bytes);
-  void put_back(std::byte* memory);
 
   const CUcontext context_;
   Functions workers_{}, reduces_{};
@@ -79,7 +91,12 @@ class Device {
   std::vector<std::unique_ptr<Gate>> gates_;
   std::vector<Gate*> free_gates_;  // those whose lanes may still have to leave among them
   std::vector<CUstream> free_streams_;
-  std::map<std::byte*, size_t> free_, taken_;  // pinned ranges
+  Ranges pinned_{kAlignment}, shared_{kAlignment};
+  struct Opened {
+    std::byte* memory = nullptr;
+    int users = 0;
+  };
+  std::map<std::string, Opened> opened_;  // by handle
 };
 
 // Forgets all devices with what they keep. For tests, when they change the driver.

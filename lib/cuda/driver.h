@@ -11,9 +11,12 @@
 // The functions used, as cuda.h spells them. Its macros give them the version that was compiled
 // against ("cuMemAlloc" is cuMemAlloc_v2): so do the names here, when the list is expanded.
 #define RINGFOLD_DRIVER_FUNCTIONS(X)   \
+  X(cuCtxEnablePeerAccess)             \
   X(cuCtxGetCurrent)                   \
+  X(cuCtxGetDevice)                    \
   X(cuCtxPopCurrent)                   \
   X(cuCtxPushCurrent)                  \
+  X(cuDeviceCanAccessPeer)             \
   X(cuDriverGetVersion)                \
   X(cuEventCreate)                     \
   X(cuEventDestroy)                    \
@@ -23,7 +26,12 @@
   X(cuGraphRetainUserObject)           \
   X(cuLaunchHostFunc)                  \
   X(cuLaunchKernel)                    \
+  X(cuIpcCloseMemHandle)               \
+  X(cuIpcGetMemHandle)                 \
+  X(cuIpcOpenMemHandle)                \
+  X(cuMemAlloc)                        \
   X(cuMemFreeHost)                     \
+  X(cuMemGetAddressRange)              \
   X(cuMemHostAlloc)                    \
   X(cuModuleGetFunction)               \
   X(cuModuleLoadData)                  \

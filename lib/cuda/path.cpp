@@ -8,7 +8,8 @@
 
 #include "kernels/scalar.h"
 #include "lib/base/base.h"
-#include "lib/cuda/compute_staged.h"
+#include "lib/cuda/compute_slots.h"
+#include "lib/cuda/pool.h"
 
 namespace ringfold::cuda {
 namespace {
@@ -131,61 +132,33 @@ Status usable() {
   return driver().status();
 }
 
-void prepare() {
+namespace {
+
+CUcontext current_context() {
   CUcontext context = nullptr;
-  if (driver().ok() && call().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context != nullptr)
+  if (!driver().ok() || call().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return nullptr;
+  return context;
+}
+
+}  // namespace
+
+void prepare() {
+  if (CUcontext context = current_context())
     if (const auto device = Device::of(context); !device.ok())
       log_line(LogLevel::warn, "CUDA: " + device.status().message());
 }
 
-// ---- slots ------------------------------------------------------------------------------------
-
-Path::~Path() {
-  for (const Block& block : blocks_) device_.give_pinned(block.memory);
+Status has_device() {
+  if (!driver().ok()) return driver().status();
+  if (current_context() != nullptr) return {};
+  return {Code::unsupported,
+          "no CUDA context was current (cudaSetDevice()) when the communicator was made"};
 }
 
-Status Path::reserve(size_t piece_bytes) {
-  const size_t bytes = StagedCompute::slots_bytes(piece_bytes);
-  const std::lock_guard guard(lock_);
-  if (bytes <= bytes_) return {};
-  for (int i = 0; i < at_once_; ++i) {
-    const auto memory = device_.take_pinned(bytes);
-    if (!memory.ok()) return memory.status();
-    blocks_.push_back({*memory, bytes, false});
-  }
-  bytes_ = bytes;
-  return {};
-}
+Carried::Carried() : context_(current_context()) {}
 
-uint64_t Path::enter() {
-  const std::lock_guard guard(lock_);
-  waiting_.push_back(entered_);
-  return entered_++;
-}
-
-std::byte* Path::take_slots(uint64_t turn) {
-  const std::lock_guard guard(lock_);
-  if (waiting_.front() != turn) return nullptr;
-  const auto free = std::ranges::find_if(
-      blocks_, [this](const Block& block) { return !block.taken && block.bytes == bytes_; });
-  if (free == blocks_.end()) return nullptr;
-  free->taken = true;
-  waiting_.pop_front();
-  return free->memory;
-}
-
-void Path::leave(uint64_t turn, std::byte* slots) {
-  const std::lock_guard guard(lock_);
-  std::erase(waiting_, turn);
-  const auto block =
-      std::ranges::find_if(blocks_, [slots](const Block& b) { return b.memory == slots; });
-  if (slots != nullptr) block->taken = false;
-  // Blocks that are too small by now.
-  std::erase_if(blocks_, [this](const Block& b) {
-    if (b.taken || b.bytes == bytes_) return false;
-    device_.give_pinned(b.memory);
-    return true;
-  });
+void Carried::enter() const {
+  if (context_ != nullptr) call().cuCtxPushCurrent(static_cast<CUcontext>(context_));
 }
 
 // ---- calls ------------------------------------------------------------------------------------
@@ -209,10 +182,14 @@ Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& given,
   const auto device = device_of(call.input, call.work);
   if (!device.ok()) return device.status();
   const InContext in((*device)->context());
+  if (path && path->kind() == MemoryKind::cuda && &path->device() != *device)
+    return Status(Code::invalid_argument,
+                  "the buffer is on another device than the one that was current when the "
+                  "communicator was made (RINGFOLD_CUDA_PATH=staged allows it)");
   if (!path || &path->device() != *device) path = std::make_shared<Path>(**device, Path::kAtOnce);
   std::byte* slots = nullptr;
   if (call.point_to_point) {
-    const auto taken = (*device)->take_pinned(StagedCompute::own_bytes(call));
+    const auto taken = (*device)->take_pinned(SlotCompute::own_bytes(call));
     if (!taken.ok()) return taken.status();
     slots = *taken;
   } else if (Status status = path->reserve(call.piece * size_of(call.type)); !status.ok()) {
@@ -220,7 +197,7 @@ Result<std::unique_ptr<Compute>> make_compute(const DeviceCall& given,
   }
   const std::shared_ptr<Worker> worker = worker_for(**device, call).worker;
   const Status factor = bring_factor(*worker, &call);
-  auto compute = std::make_unique<StagedCompute>(call, worker, path, slots);
+  auto compute = std::make_unique<SlotCompute>(call, worker, path, slots);
   return factor.ok() ? Result<std::unique_ptr<Compute>>(std::move(compute)) : factor;
 }
 
@@ -233,15 +210,42 @@ bool is_captured(Stream stream) {
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+namespace {
+
+// Elements of the longest message that any rank sends.
+size_t longest_message(const Schedule& schedule, size_t piece) {
+  size_t longest = 0;
+  for (int position = 0; position < schedule.size && longest < piece; ++position)
+    for (int i = 0; i < step_count(schedule) && longest < piece; ++i)
+      longest = std::max(longest, step(schedule, position, i).send.count);
+  return std::min(longest, piece);
+}
+
+}  // namespace
+
 // Each has slots of its own: replays and other calls come in any order.
-Status record(const DeviceCall& given, std::unique_ptr<Replayed> operation) {
-  DeviceCall call = given;
+Result<std::shared_ptr<Path>> path_of_captured(const DeviceCall& call,
+                                               const std::shared_ptr<Path>& direct) {
   const auto device = device_of(call.input, call.work);
   if (!device.ok()) return device.status();
   const InContext in((*device)->context());
+  const size_t bytes = longest_message(*call.schedule, call.piece) * size_of(call.type);
+  if (direct && &direct->device() == *device) {
+    auto path = std::make_shared<Path>(direct->pool(), 1);
+    if (path->reserve(bytes).ok()) return path;
+  }
   auto path = std::make_shared<Path>(**device, 1);
-  if (Status status = path->reserve(call.piece * size_of(call.type)); !status.ok()) return status;
-  Waiting& waiting = worker_for(**device, call);
+  if (Status status = path->reserve(bytes); !status.ok()) return status;
+  return path;
+}
+
+Status record(const DeviceCall& given, std::shared_ptr<Path> path,
+              std::unique_ptr<Replayed> operation) {
+  Device* const device = &path->device();
+  const InContext in(device->context());
+  DeviceCall call = given;
+  call.piece = longest_message(*call.schedule, call.piece);
+  Waiting& waiting = worker_for(*device, call);
   if (Status status = bring_factor(*waiting.worker, &call); !status.ok()) {
     waiting.worker->release();
     return status;
@@ -270,7 +274,7 @@ void CUDA_CB replay(void* data) {
     DeviceCall call = operation.call;
     call.schedule = &operation.schedule;
     operation.replayed->start(
-        std::make_unique<StagedCompute>(call, captured.worker, operation.path, nullptr));
+        std::make_unique<SlotCompute>(call, captured.worker, operation.path, nullptr));
   }
 }
 

@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include "lib/engine/compute.h"
@@ -20,6 +21,15 @@
 namespace ringfold::cuda {
 
 class Device;
+class Pool;
+
+// How messages of device memory travel; automatic: the first of them that can be had.
+enum class Way : uint8_t { automatic, direct, ucx, staged };
+// The words for them in RINGFOLD_CUDA_PATH.
+inline constexpr std::array<std::string_view, 4> kWays = {"auto", "direct", "ucx", "staged"};
+[[nodiscard]] constexpr std::string_view name(Way way) {
+  return kWays[static_cast<size_t>(way)];
+}
 
 // Whether only kernels should touch it: device or managed memory. Host memory, pinned or not, and
 // null are not.
@@ -36,14 +46,28 @@ class Device;
 // Gets the device of this thread's current context ready, if it has one, so that no call needs to
 // do it while something runs there. A failure comes again at the first call that needs the device.
 void prepare();
+// Why prepare() has nothing to get ready: no driver, or no current context; ok if it has.
+[[nodiscard]] Status has_device();
 
-// What one communicator keeps for its collectives on one device: the slots of those that run.
+// This thread's context, for another thread to take up.
+class Carried {
+ public:
+  Carried();
+  void enter() const;
+
+ private:
+  void* context_ = nullptr;
+};
+
+// What one communicator keeps for its collectives on one device: the slots of those that run, in
+// pinned memory or in its pool.
 class Path {
  public:
   // Operations of a communicator that have slots at once.
   static constexpr int kAtOnce = 2;
 
   Path(Device& device, int at_once) : device_(device), at_once_(at_once) {}
+  Path(std::shared_ptr<Pool> pool, int at_once);
   ~Path();
   Path(const Path&) = delete;
   Path& operator=(const Path&) = delete;
@@ -57,6 +81,9 @@ class Path {
   void leave(uint64_t turn, std::byte* slots);
 
   [[nodiscard]] Device& device() const { return device_; }
+  // Of the memory of the slots.
+  [[nodiscard]] MemoryKind kind() const { return pool_ ? MemoryKind::cuda : MemoryKind::host; }
+  [[nodiscard]] const std::shared_ptr<Pool>& pool() const { return pool_; }
 
  private:
   struct Block {
@@ -65,6 +92,7 @@ class Path {
     bool taken = false;
   };
 
+  const std::shared_ptr<Pool> pool_;  // null: pinned memory
   Device& device_;
   const int at_once_;
   std::mutex lock_;   // guards what follows
@@ -111,10 +139,15 @@ class Replayed {
   virtual void fail(const Status& why) noexcept = 0;
 };
 
-// Whether a graph is being captured from the stream. Then record() takes the place of
-// make_compute(): the graph owns `operation` from then on.
+// Whether a graph is being captured from the stream. Then path_of_captured() and record() take the
+// place of make_compute(): the graph owns `operation` from then on.
 [[nodiscard]] bool is_captured(Stream stream);
-[[nodiscard]] Status record(const DeviceCall& call, std::unique_ptr<Replayed> operation);
+// Slots for this call alone: in the pool of `direct` (null: there is none) while that has room,
+// else pinned. Ranks that capture the same calls get the same answers.
+[[nodiscard]] Result<std::shared_ptr<Path>> path_of_captured(const DeviceCall& call,
+                                                             const std::shared_ptr<Path>& direct);
+[[nodiscard]] Status record(const DeviceCall& call, std::shared_ptr<Path> path,
+                            std::unique_ptr<Replayed> operation);
 
 // What this thread's calls since the last time need can be launched. Before the operations are
 // handed over.

@@ -1,5 +1,6 @@
 // What a build without CUDA knows of device memory: nothing.
 #include "lib/cuda/path.h"
+#include "lib/cuda/pool.h"
 
 namespace ringfold::cuda {
 namespace {
@@ -13,6 +14,33 @@ Status no_cuda() {
 void prepare() {}
 
 Status usable() {
+  return no_cuda();
+}
+
+Status has_device() {
+  return no_cuda();
+}
+
+Carried::Carried() = default;
+
+void Carried::enter() const {}
+
+Path::~Path() = default;
+
+Path::Path(std::shared_ptr<Pool> pool, int at_once)
+    : pool_(std::move(pool)), device_(pool_->device()), at_once_(at_once) {}
+
+Status Path::reserve(size_t) {
+  return no_cuda();
+}
+
+Pool::~Pool() = default;
+
+Result<std::shared_ptr<Pool>> Pool::make() {
+  return no_cuda();
+}
+
+Result<const std::byte*> Pool::reach(const Offer&) {
   return no_cuda();
 }
 
@@ -40,7 +68,11 @@ bool is_captured(Stream) {
   return false;
 }
 
-Status record(const DeviceCall&, std::unique_ptr<Replayed>) {
+Result<std::shared_ptr<Path>> path_of_captured(const DeviceCall&, const std::shared_ptr<Path>&) {
+  return no_cuda();
+}
+
+Status record(const DeviceCall&, std::shared_ptr<Path>, std::unique_ptr<Replayed>) {
   return no_cuda();
 }
 

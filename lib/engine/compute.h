@@ -17,7 +17,13 @@ struct Piece {
   From into = From::work;    // receive: where the result goes
   Then then = Then::none;    // receive
   int mine = 1, theirs = 1;  // receive: contributions, see Step
+  int mirror = -1;           // consume: a slot that shall hold the result, too; -1: none
 };
+
+// Which receives may be answered with a transport's own memory: those whose bytes go elsewhere
+// anyway, or all, which needs that no send lies in the work buffer: or two ranks that exchange a
+// range would each wait for the other's loan to end.
+enum class Loans : uint8_t { none, some, all };
 
 class Compute {
  public:
@@ -25,9 +31,9 @@ class Compute {
 
   // Where a receive shall land: its final place (a copy into work), or slot `slot`.
   virtual Buffer landing(const Piece& piece, int slot) = 0;
-  // The bytes of a receive lie at `view`: fold or copy them to where they belong. For a result into
-  // transit that is slot `slot`; an operand in transit lies in slot `operand_slot`. Calls
-  // completion->done() when finished, possibly before returning.
+  // The bytes of a receive lie at `view`: fold or copy them to where they belong, and into the
+  // piece's mirror. For a result into transit that is slot `slot`; an operand in transit lies in
+  // slot `operand_slot`. Calls completion->done() when finished, possibly before returning.
   virtual void consume(const Piece& piece, int slot, int operand_slot, const void* view,
                        Completion* completion) = 0;
   // Makes the bytes of a send readable by the transport and says where they are: in place, in the
@@ -35,10 +41,10 @@ class Compute {
   // readable, possibly before returning.
   virtual void stage(const Piece& piece, int slot, Buffer* out, Completion* completion) = 0;
   // Whether stage() of a piece from there needs a slot of its own: a factor must be applied, or the
-  // transport does not reach it. Not asked of pieces in transit.
+  // transport does not reach it. Not asked of pieces in transit. If work is staged, results that
+  // are sent next are mirrored.
   [[nodiscard]] virtual bool stages(From side) const = 0;
-  // Whether it can work on bytes that lie in a transport's own memory.
-  [[nodiscard]] virtual bool accepts_loans() const { return true; }
+  [[nodiscard]] virtual Loans loans() const { return Loans::some; }
   // A local step: work[range] = input[range], scaled.
   virtual void copy_local(Range range, Completion* completion) = 0;
   // True if input and work are the same memory.

@@ -10,7 +10,7 @@ namespace ringfold {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr int kAllSlots = Execution::kSlots + Execution::kStagingSlots;
+constexpr int kAllSlots = Execution::kSlots + Execution::kStagingSlots;  // it needs no mirrors
 
 void finish(Completion* completion) {
   completion->done(completion, Status());

@@ -26,11 +26,11 @@ bool reduces(Collective collective) {
 }  // namespace
 
 uint32_t Description::fingerprint() const {
-  uint32_t h =
-      mix(0x52464c44u, static_cast<uint64_t>(schedule.collective) |
-                           static_cast<uint64_t>(schedule.algorithm) << 8 |
-                           static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 24 |
-                           static_cast<uint64_t>(point_to_point) << 32);
+  uint32_t h = mix(
+      0x52464c44u,
+      static_cast<uint64_t>(schedule.collective) | static_cast<uint64_t>(schedule.algorithm) << 8 |
+          static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 24 |
+          static_cast<uint64_t>(point_to_point) << 32 | static_cast<uint64_t>(on_device) << 33);
   h = mix(h, schedule.count);
   h = mix(h, static_cast<uint64_t>(schedule.root) << 32 | static_cast<uint32_t>(schedule.per_host));
   h = mix(h, schedule.segment << 1 | static_cast<uint64_t>(schedule.cut));
@@ -46,6 +46,7 @@ std::string Description::text() const {
   text += " " + std::string(name(type));
   if (!point_to_point && reduces(schedule.collective)) text += " " + std::string(name(op));
   text += " of " + std::to_string(schedule.count) + " elements";
+  if (on_device) text += " on devices";
   if (!point_to_point && has_root(schedule.collective))
     text += ", root " + std::to_string(schedule.root);
   if (!point_to_point)
@@ -320,7 +321,7 @@ void Engine::start(std::unique_ptr<Operation> operation) {
   const Execution::Route route{own ? o.transports : channel.transports,
                                own ? o.peers : channel.peers};
   o.execution.emplace(o.what.schedule, o.position, o.id, route, *o.compute, o.what.piece,
-                      size_of(o.what.type), channel.verify);
+                      size_of(o.what.type), channel.verify && !o.what.on_device);
   if (channel.record) {
     record::What what = o.what.recorded();
     what.fingerprint = o.id.fingerprint;

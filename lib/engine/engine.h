@@ -32,7 +32,8 @@ struct Description {
   Op op = Op::sum;
   size_t piece = 0;  // elements
   bool point_to_point = false;
-  size_t stands_for = 0;  // not 0: part of an all_reduce of so many elements, host by host
+  size_t stands_for = 0;   // not 0: part of an all_reduce of so many elements, host by host
+  bool on_device = false;  // what travels are not the bytes of host memory
 
   [[nodiscard]] uint32_t fingerprint() const;
   // "all_reduce f32 sum of 1024 elements" with root, algorithm and piece where they matter.
@@ -74,7 +75,7 @@ struct Channel {
   std::vector<Peer> peers;                 // by rank
   std::shared_ptr<record::Record> record;  // null: none is kept
   std::shared_ptr<record::Trace> trace;    // null: none is written
-  bool verify = false;                     // messages carry checksums
+  bool verify = false;                     // messages of host memory carry checksums
 
   // Guarded by the engine's queue lock:
   uint32_t next_seq = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <utility>
 
 #include "lib/base/checksum.h"
 
@@ -141,6 +142,20 @@ bool Execution::touches_work(const Receive& receive) const {
   return receive.piece.then == Then::reduce && reads_work(receive.piece.side);
 }
 
+// What was staged into a slot is sent from there.
+bool Execution::touches_work(const Send& send) const {
+  if (send.state == State::done || (send.slot >= 0 && send.state != State::posted)) return false;
+  return reads_work(send.piece.side);
+}
+
+// Whether the next step sends what this one receives into work, from a slot.
+bool Execution::forwarded(int index) const {
+  if (index + 1 >= steps_ || !compute_.stages(From::work)) return false;
+  const Step &step = step_at(index), &next = step_at(index + 1);
+  return step.into == From::work && next.to >= 0 && next.send_from == From::work &&
+         !step.recv.empty() && next.send == step.recv;
+}
+
 // Whether `range` of the work buffer holds what all steps before `step` have made of it. An empty
 // range waits for all of them: so a rank that is through with a collective has heard, directly or
 // not, from every other, even where there is nothing to add up; a barrier is no more than that.
@@ -177,9 +192,7 @@ bool Execution::may_write(const Range& range, int step, uint32_t self) const {
   }
   for (uint32_t n = sends_retired_; n != sends_posted_; ++n) {
     const Send& send = sends_[n % kWindow];
-    if (send.step <= step && send.state != State::done && reads_work(send.piece.side) &&
-        overlap(send.piece.range, range))
-      return false;
+    if (send.step <= step && touches_work(send) && overlap(send.piece.range, range)) return false;
   }
   if (next_send_.index > step || next_send_.index >= steps_) return true;
   const Range rest{
@@ -206,19 +219,24 @@ void Execution::free_slot(int slot) {
   if (slot < 0) return;
   if (slot < kSlots)
     free_slots_ |= 1u << slot;
-  else
+  else if (slot < kSlots + kStagingSlots)
     free_staging_ |= 1u << (slot - kSlots);
+  else
+    free_mirrors_ |= 1u << (slot - kSlots - kStagingSlots);
 }
 
-// The slot of a result in transit, whose user takes it over; -1 if it is not there yet.
-int Execution::take_transit(int step, uint32_t piece) {
-  for (Transit& transit : transit_) {
-    if (transit.slot < 0 || transit.step != step || transit.piece != piece) continue;
-    const int slot = transit.slot;
-    transit.slot = -1;
-    return slot;
+// The slot of a result in transit or mirrored, whose user takes it over; -1 if it is not there yet.
+int Execution::take_result(std::span<Transit> results, int step, uint32_t piece) {
+  for (Transit& result : results) {
+    if (result.slot < 0 || result.step != step || result.piece != piece) continue;
+    return std::exchange(result.slot, -1);
   }
   return -1;
+}
+
+// At most one a slot: there is room.
+void Execution::keep_result(std::span<Transit> results, const Transit& result) {
+  *std::ranges::find_if(results, [](const Transit& r) { return r.slot < 0; }) = result;
 }
 
 // ---- what advance() tries ---------------------------------------------------------------------
@@ -239,7 +257,8 @@ bool Execution::post_receive() {
                    step.into,
                    step.then,
                    step.mine,
-                   step.theirs};
+                   step.theirs,
+                   -1};
   if (receive.local) {
     receive.state = State::arrived;
   } else {
@@ -254,10 +273,12 @@ bool Execution::post_receive() {
     // wait for their own: so such a receive is copied out.
     const bool exchange =
         step.to >= 0 && reads_work(step.send_from) && overlap(step.send, step.recv);
+    const Loans loans = compute_.loans();
+    const bool may_lend = loans == Loans::all || (loans == Loans::some && !direct && !exchange);
     ++outstanding_;
     route_.transport[static_cast<size_t>(step.from)]->recv(
         route_.peer[static_cast<size_t>(step.from)], id_of(receive.step, receive.number), buffer,
-        !direct && !exchange && compute_.accepts_loans(), &receive.arrival);
+        may_lend, &receive.arrival);
     receive.to_come = 1;
     if (checks(receive.piece.range)) {
       ++receive.to_come;
@@ -279,10 +300,13 @@ bool Execution::post_send() {
   if (next_send_.index > next_receive_.index + kLead) return false;
   const Step& step = next_send_.step;
   const Range range = piece_range(step.send, next_send_.piece);
+  From side = step.send_from;
   int slot = -1;
-  if (step.send_from == From::transit) {
-    slot = take_transit(next_send_.transit_step, next_send_.piece);
+  if (side == From::transit) {
+    slot = take_result(transit_, next_send_.transit_step, next_send_.piece);
     if (slot < 0) return false;
+  } else if ((slot = take_result(mirrors_, next_send_.index - 1, next_send_.piece)) >= 0) {
+    side = From::transit;
   } else {
     if ((range.empty() || reads_work(step.send_from)) && !may_read(range, next_send_.index))
       return false;
@@ -297,7 +321,7 @@ bool Execution::post_send() {
   send.number = next_send_.piece;
   send.to = step.to;
   send.slot = slot;
-  send.piece = {range, step.send_from, From::work, Then::none, 1, 1};
+  send.piece = {range, side, From::work, Then::none, 1, 1, -1};
   send.state = State::posted;
   ++sends_posted_;
   next_piece(next_send_, false);
@@ -354,10 +378,14 @@ bool Execution::consume_next() {
       !may_write(receive.piece.range, receive.step, consumed_))
     return false;
   if (receive.piece.then == Then::reduce && receive.piece.side == From::transit) {
-    receive.operand_slot = take_transit(receive.operand_step, receive.number);
+    receive.operand_slot = take_result(transit_, receive.operand_step, receive.number);
     if (receive.operand_slot < 0) return false;
   }
   if (!intact(receive)) return false;
+  if (!receive.local && forwarded(receive.step)) {
+    const int mirror = take(free_mirrors_);
+    if (mirror >= 0) receive.piece.mirror = kSlots + kStagingSlots + mirror;
+  }
   receive.state = State::consuming;
   ++consumed_;
   ++outstanding_;
@@ -454,13 +482,12 @@ void Execution::on_consumed(Completion* completion, const Status& status) noexce
   if (!receive.local && receive.arrival.lender != nullptr)
     self.route_.transport[static_cast<size_t>(receive.from)]->give_back(&receive.arrival);
   self.free_slot(receive.operand_slot);
-  if (receive.piece.into == From::transit) {
-    const auto free = std::find_if(self.transit_.begin(), self.transit_.end(),
-                                   [](const Transit& transit) { return transit.slot < 0; });
-    *free = {receive.step, receive.number, receive.slot};  // at most one a slot: there is room
-  } else {
+  if (receive.piece.into == From::transit)
+    keep_result(self.transit_, {receive.step, receive.number, receive.slot});
+  else
     self.free_slot(receive.slot);
-  }
+  if (receive.piece.mirror >= 0)
+    keep_result(self.mirrors_, {receive.step, receive.number, receive.piece.mirror});
   if (!status.ok()) self.fail(status);
 }
 

@@ -10,6 +10,8 @@
 //              will be reduced and for results in transit, `kStagingSlots` more for sends whose
 //              bytes must be scaled first (separate, so that staged sends can never starve the
 //              receives that the peers' sends wait for).
+//   mirrors    A result that is sent next, and would be staged for that, goes into one of
+//              `kMirrorSlots` slots as well, if one is free, and is sent from there.
 //   transit    A result that is only forwarded stays in the slot where it was formed until its send
 //              has completed. A schedule with transit has at most kSlots / 2 pieces a chunk: half
 //              the slots can be in transit while the other half receives, so the ring never locks.
@@ -33,6 +35,8 @@ class Execution {
  public:
   static constexpr int kSlots = ringfold::kSlots;  // that choose() counts on
   static constexpr int kStagingSlots = 4;
+  static constexpr int kMirrorSlots = 12;
+  static constexpr int kAllSlots = kSlots + kStagingSlots + kMirrorSlots;  // in this order
   static constexpr int kWindow = 16;  // receives posted, and sends in flight, at once
   static constexpr int kLead = 64;    // steps by which sends may run ahead of the receives
 
@@ -118,7 +122,7 @@ class Execution {
     int transit_step = -1;  // the latest earlier step into transit
     Step step;
   };
-  struct Transit {  // a result waiting in its slot
+  struct Transit {  // a result waiting in its slot, or mirrored there
     int step = -1;
     uint32_t piece = 0;
     int slot = -1;
@@ -142,11 +146,14 @@ class Execution {
 
   [[nodiscard]] bool reads_work(From from) const;
   [[nodiscard]] bool touches_work(const Receive& receive) const;
+  [[nodiscard]] bool touches_work(const Send& send) const;
+  [[nodiscard]] bool forwarded(int step) const;
   [[nodiscard]] bool may_read(const Range& range, int step) const;
   [[nodiscard]] bool may_write(const Range& range, int step, uint32_t before_receive) const;
   static int take(uint32_t& free);
   void free_slot(int slot);
-  int take_transit(int step, uint32_t piece);
+  static int take_result(std::span<Transit> results, int step, uint32_t piece);
+  static void keep_result(std::span<Transit> results, const Transit& result);
 
   void fail_with(int position, const Status& why);
   void came(Receive& receive, const Status& status);
@@ -175,8 +182,10 @@ class Execution {
   uint32_t sends_retired_ = 0, sends_issued_ = 0, sends_posted_ = 0;
   Cursor next_receive_, next_send_;
   std::array<Transit, kSlots> transit_;
+  std::array<Transit, kMirrorSlots> mirrors_;
   uint32_t free_slots_ = (1u << kSlots) - 1;
   uint32_t free_staging_ = (1u << kStagingSlots) - 1;
+  uint32_t free_mirrors_ = (1u << kMirrorSlots) - 1;
   int outstanding_ = 0;  // completions that have not come back
   bool woken_ = true;
   Status status_;

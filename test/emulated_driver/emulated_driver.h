@@ -1,9 +1,10 @@
-// A CUDA driver in host memory, for tests: one device whose streams are threads. The library's
-// whole CUDA path runs on it where there is no GPU.
+// A CUDA driver in host memory, for tests: devices whose streams are threads. The library's whole
+// CUDA path runs on it where there is no GPU.
 //
 //   memory     Device memory is a range of addresses that nobody can access, ever. Kernels and
 //              copies reach it by another mapping of the same memory; so a host access that should
-//              not be there faults.
+//              not be there faults. Kernels reach that of another device if access was enabled, and
+//              that of another process, on the same devices, if it was opened by IPC.
 //   kernels    The bodies of kernels/ compiled for the host, found by the names of the entries; a
 //              block is one thread.
 //   streams    Each is a thread. Streams share some hardware queues, as on a device: what stands in
@@ -23,11 +24,16 @@
 
 namespace ringfold::test {
 
+inline constexpr int kMostDevices = 4;
+
 struct EmulatedOptions {
   uint64_t seed = 1;
   int version = CUDA_VERSION;    // what cuDriverGetVersion() says
   int hardware_queues = 0;       // 1 to 8; 0: by chance
-  int resident_blocks = 0;       // of the whole device; 0: by chance
+  int resident_blocks = 0;       // of a whole device; 0: by chance
+  int devices = 1;               // up to kMostDevices
+  bool peer_access = true;       // devices can be given access to each other
+  bool ipc = true;               // memory can be exported to other processes
   bool launch_blocking = false;  // as CUDA_LAUNCH_BLOCKING=1
 };
 
@@ -46,6 +52,14 @@ class EmulatedDriver {
   [[nodiscard]] static int user_objects();
   // Kernels launched so far, replays included.
   [[nodiscard]] static int launches();
+  // Mappings of other processes' memory that are open.
+  [[nodiscard]] static int opened();
+  // Bytes that the workers' commands have read and written, by where they lie.
+  struct Traffic {
+    uint64_t read_pinned = 0, written_pinned = 0, read_device = 0, written_device = 0;
+    uint64_t read_others = 0;  // device memory of other processes
+  };
+  [[nodiscard]] static Traffic traffic();
 };
 
 // The functions by name, as the driver library would give them.

@@ -9,22 +9,51 @@ namespace {
 // ---- contexts ---------------------------------------------------------------------------------
 
 bool initialized = false;
-char the_context;
+std::array<char, kMostDevices> the_contexts;
 thread_local std::vector<CUcontext> contexts;  // of this thread, the current one last
 thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-CUcontext context() {
-  return reinterpret_cast<CUcontext>(&the_context);
-}
-
 CUcontext current() {
   return contexts.empty() ? nullptr : contexts.back();
+}
+
+// -1: it is no context.
+int device_of(CUcontext c) {
+  const auto number = reinterpret_cast<uintptr_t>(c) - reinterpret_cast<uintptr_t>(&the_contexts);
+  return number < static_cast<size_t>(state().options.devices) ? static_cast<int>(number) : -1;
+}
+
+}  // namespace
+
+CUcontext context_of(int device) {
+  return reinterpret_cast<CUcontext>(&the_contexts[static_cast<size_t>(device)]);
+}
+
+int current_device() {
+  return device_of(current());
 }
 
 CUresult need_context() {
   if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
   return current() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
+
+// Allocations and releases may wait for the device; here they always do. A capture forbids them.
+CUresult before_allocation() {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  if (in_user_object) misuse("a driver call from the destructor of a user object");
+  State& s = state();
+  {
+    const std::lock_guard guard(s.lock);
+    for (const auto& stream : s.streams)
+      if (stream->capture && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  wait_for_all(current_device());
+  return CUDA_SUCCESS;
+}
+
+namespace {
 
 CUresult init(unsigned) {
   initialized = true;
@@ -55,14 +84,14 @@ CUresult get_error_string(CUresult error, const char** text) {
 
 CUresult device_get(CUdevice* device, int ordinal) {
   if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
-  if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
-  *device = 0;
+  if (ordinal < 0 || ordinal >= state().options.devices) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
   return CUDA_SUCCESS;
 }
 
 CUresult device_get_count(int* devices) {
   if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
-  *devices = 1;
+  *devices = state().options.devices;
   return CUDA_SUCCESS;
 }
 
@@ -77,8 +106,8 @@ CUresult device_get_name(char* name, int length, CUdevice) {
   return CUDA_SUCCESS;
 }
 
-CUresult primary_ctx_retain(CUcontext* c, CUdevice) {
-  *c = context();
+CUresult primary_ctx_retain(CUcontext* c, CUdevice device) {
+  *c = context_of(device);
   return CUDA_SUCCESS;
 }
 
@@ -92,14 +121,8 @@ CUresult ctx_set_current(CUcontext c) {
   return CUDA_SUCCESS;
 }
 
-CUresult ctx_get_device(CUdevice* device) {
-  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
-  *device = 0;
-  return CUDA_SUCCESS;
-}
-
 CUresult ctx_push_current(CUcontext c) {
-  if (c != context()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (device_of(c) < 0) return CUDA_ERROR_INVALID_CONTEXT;
   contexts.push_back(c);
   return CUDA_SUCCESS;
 }
@@ -117,33 +140,46 @@ CUresult ctx_get_current(CUcontext* c) {
   return CUDA_SUCCESS;
 }
 
-// ---- memory -----------------------------------------------------------------------------------
-
-// Allocations and releases may wait for the device; here they always do. A capture forbids them.
-CUresult before_allocation() {
+CUresult ctx_get_device(CUdevice* device) {
   if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
-  if (in_user_object) misuse("a driver call from the destructor of a user object");
-  State& s = state();
-  {
-    const std::lock_guard guard(s.lock);
-    for (const auto& stream : s.streams)
-      if (stream->capture && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
-  wait_for_all();
+  *device = current_device();
   return CUDA_SUCCESS;
 }
+
+CUresult device_can_access_peer(int* can, CUdevice device, CUdevice peer) {
+  *can = device != peer && state().options.peer_access ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult ctx_enable_peer_access(CUcontext peer, unsigned flags) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  const int other = device_of(peer);
+  if (other < 0 || other == current_device() || flags != 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!state().options.peer_access) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  const std::lock_guard guard(state().lock);
+  bool& access = state().access[static_cast<size_t>(current_device())][static_cast<size_t>(other)];
+  return std::exchange(access, true) ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
+}
+
+// ---- memory -----------------------------------------------------------------------------------
 
 CUresult mem_alloc(CUdeviceptr* pointer, size_t bytes) {
   if (const CUresult r = before_allocation(); r != CUDA_SUCCESS) return r;
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  *pointer = reinterpret_cast<CUdeviceptr>(allocate(Kind::device, bytes));
+  *pointer = reinterpret_cast<CUdeviceptr>(allocate(Kind::device, bytes, current_device()));
+  return *pointer == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+// Waits for nothing; the memory is there at once rather than when the stream comes to it.
+CUresult mem_alloc_async(CUdeviceptr* pointer, size_t bytes, CUstream) {
+  if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
+  *pointer = reinterpret_cast<CUdeviceptr>(allocate(Kind::pooled, bytes, current_device()));
   return *pointer == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 CUresult mem_alloc_managed(CUdeviceptr* pointer, size_t bytes, unsigned) {
   if (const CUresult r = before_allocation(); r != CUDA_SUCCESS) return r;
-  *pointer = reinterpret_cast<CUdeviceptr>(allocate(Kind::managed, bytes));
+  *pointer = reinterpret_cast<CUdeviceptr>(allocate(Kind::managed, bytes, current_device()));
   return CUDA_SUCCESS;
 }
 
@@ -154,7 +190,7 @@ CUresult mem_free(CUdeviceptr pointer) {
 
 CUresult mem_host_alloc(void** pointer, size_t bytes, unsigned) {
   if (const CUresult r = before_allocation(); r != CUDA_SUCCESS) return r;
-  *pointer = allocate(Kind::pinned, bytes);
+  *pointer = allocate(Kind::pinned, bytes, current_device());
   return *pointer == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
@@ -172,7 +208,7 @@ CUresult pointer_get_attribute(void* data, CUpointer_attribute attribute, CUdevi
     *static_cast<CUmemorytype*>(data) =
         found.kind == Kind::pinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   } else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) {
-    *static_cast<CUcontext*>(data) = context();
+    *static_cast<CUcontext*>(data) = context_of(found.device);
   } else if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED) {
     *static_cast<unsigned*>(data) = found.kind == Kind::managed ? 1 : 0;
   } else {
@@ -230,7 +266,7 @@ CUresult module_load_data(CUmodule* module, const void* image) {
   if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
   constexpr uint32_t kFatBinary = 0xba55ed50;
   if (*static_cast<const uint32_t*>(image) != kFatBinary) return CUDA_ERROR_INVALID_IMAGE;
-  *module = reinterpret_cast<CUmodule>(&the_context);
+  *module = reinterpret_cast<CUmodule>(context_of(current_device()));
   return CUDA_SUCCESS;
 }
 
@@ -241,7 +277,7 @@ CUresult module_get_function(CUfunction* function, CUmodule, const char* name) {
 }
 
 CUresult func_load(CUfunction function) {
-  wait_for_all();
+  wait_for_all(current_device());
   const std::lock_guard guard(state().lock);
   loaded(*reinterpret_cast<Kernel*>(function)) = true;
   return CUDA_SUCCESS;
@@ -258,12 +294,15 @@ CUresult launch_kernel(CUfunction function, unsigned blocks, unsigned, unsigned,
     first = !loaded(kernel);
     loaded(kernel) = true;
   }
-  if (first) wait_for_all();
+  if (first) wait_for_all(current_device());
   const auto* const bytes = static_cast<const std::byte*>(parameters[0]);
   std::vector<std::byte> values(bytes, bytes + parameter_bytes(kernel));
-  return put(
-      stream, [&kernel, values, blocks, threads] { run_kernel(kernel, values, blocks, threads); },
-      true);
+  const int device = current_device();
+  if (stream_of(stream).device != device) return CUDA_ERROR_INVALID_HANDLE;
+  const auto run = [&kernel, values, blocks, threads, device] {
+    run_kernel(kernel, values, blocks, threads, device);
+  };
+  return put(stream, run, true);
 }
 
 CUresult launch_host_func(CUstream stream, CUhostFn f, void* data) {
@@ -275,7 +314,8 @@ CUresult launch_host_func(CUstream stream, CUhostFn f, void* data) {
 
 CUresult stream_create(CUstream* stream, unsigned flags) {
   if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
-  *stream = reinterpret_cast<CUstream>(&add_stream((flags & CU_STREAM_NON_BLOCKING) == 0));
+  const bool blocking = (flags & CU_STREAM_NON_BLOCKING) == 0;
+  *stream = reinterpret_cast<CUstream>(&add_stream(blocking, current_device()));
   return CUDA_SUCCESS;
 }
 
@@ -295,7 +335,7 @@ CUresult stream_synchronize(CUstream stream) {
 
 CUresult ctx_synchronize() {
   if (const CUresult r = need_context(); r != CUDA_SUCCESS) return r;
-  wait_for_all();
+  wait_for_all(current_device());
   return CUDA_SUCCESS;
 }
 
@@ -380,7 +420,7 @@ CUresult graph_destroy(CUgraph graph) {
 }
 
 CUresult graph_exec_destroy(CUgraphExec exec) {
-  wait_for_all();
+  wait_for_all(current_device());
   release(reinterpret_cast<Graph*>(exec));
   return CUDA_SUCCESS;
 }
@@ -411,12 +451,14 @@ CUresult graph_retain_user_object(CUgraph graph, CUuserObject object, unsigned c
 
 const std::map<std::string, void*>& functions() {
   static const std::map<std::string, void*> kFunctions = {
+      RINGFOLD_ENTRY(cuCtxEnablePeerAccess, ctx_enable_peer_access),
       RINGFOLD_ENTRY(cuCtxGetCurrent, ctx_get_current),
       RINGFOLD_ENTRY(cuCtxGetDevice, ctx_get_device),
       RINGFOLD_ENTRY(cuCtxPopCurrent, ctx_pop_current),
       RINGFOLD_ENTRY(cuCtxPushCurrent, ctx_push_current),
       RINGFOLD_ENTRY(cuCtxSetCurrent, ctx_set_current),
       RINGFOLD_ENTRY(cuCtxSynchronize, ctx_synchronize),
+      RINGFOLD_ENTRY(cuDeviceCanAccessPeer, device_can_access_peer),
       RINGFOLD_ENTRY(cuDeviceGet, device_get),
       RINGFOLD_ENTRY(cuDeviceGetAttribute, device_get_attribute),
       RINGFOLD_ENTRY(cuDeviceGetCount, device_get_count),
@@ -439,10 +481,15 @@ const std::map<std::string, void*>& functions() {
       RINGFOLD_ENTRY(cuInit, init),
       RINGFOLD_ENTRY(cuLaunchHostFunc, launch_host_func),
       RINGFOLD_ENTRY(cuLaunchKernel, launch_kernel),
+      RINGFOLD_ENTRY(cuIpcCloseMemHandle, ipc_close),
+      RINGFOLD_ENTRY(cuIpcGetMemHandle, ipc_get),
+      RINGFOLD_ENTRY(cuIpcOpenMemHandle, ipc_open),
       RINGFOLD_ENTRY(cuMemAlloc, mem_alloc),
+      RINGFOLD_ENTRY(cuMemAllocAsync, mem_alloc_async),
       RINGFOLD_ENTRY(cuMemAllocManaged, mem_alloc_managed),
       RINGFOLD_ENTRY(cuMemFree, mem_free),
       RINGFOLD_ENTRY(cuMemFreeHost, mem_free_host),
+      RINGFOLD_ENTRY(cuMemGetAddressRange, mem_get_address_range),
       RINGFOLD_ENTRY(cuMemHostAlloc, mem_host_alloc),
       RINGFOLD_ENTRY(cuMemcpyDtoH, copy_to_host_and_wait),
       RINGFOLD_ENTRY(cuMemcpyHtoD, copy_to_device_and_wait),

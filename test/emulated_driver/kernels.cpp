@@ -21,7 +21,10 @@ struct HostBlock {
   [[nodiscard]] unsigned thread() const { return 0; }
   [[nodiscard]] unsigned threads() const { return 1; }
   void sync() const {}
-  [[nodiscard]] Command reach(const Command& command) const { return reachable(command); }
+  [[nodiscard]] Command reach(const Command& command) const {
+    count_traffic(command);
+    return reachable(command);
+  }
   void pause() const { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
 };
 
@@ -66,17 +69,17 @@ std::array kernels = {
 #undef RINGFOLD_EMULATED
 };
 
-void take_block() {
+void take_block(size_t device) {
   State& s = state();
   std::unique_lock guard(s.lock);
-  s.changed.wait(guard, [&] { return s.free_blocks > 0; });
-  --s.free_blocks;
+  s.changed.wait(guard, [&] { return s.free_blocks[device] > 0; });
+  --s.free_blocks[device];
 }
 
-void give_block() {
+void give_block(size_t device) {
   State& s = state();
   const std::lock_guard guard(s.lock);
-  ++s.free_blocks;
+  ++s.free_blocks[device];
   s.changed.notify_all();
 }
 
@@ -101,13 +104,14 @@ void forget_loaded() {
 }
 
 void run_kernel(const Kernel& kernel, const std::vector<std::byte>& parameters, unsigned blocks,
-                unsigned threads) {
+                unsigned threads, int device) {
   std::vector<std::thread> running;
   for (unsigned block = 0; block < blocks; ++block)
     running.emplace_back([&, block] {
-      take_block();
+      running_device = device;
+      take_block(static_cast<size_t>(device));
       kernel.block(parameters, block, blocks, threads);
-      give_block();
+      give_block(static_cast<size_t>(device));
     });
   for (std::thread& thread : running) thread.join();
 }

@@ -1,6 +1,7 @@
 // Inside the emulated driver: what its parts share.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/worker.h"
 #include "test/emulated_driver/emulated_driver.h"
 
 namespace ringfold::test::emulated {
@@ -26,20 +28,54 @@ namespace ringfold::test::emulated {
 
 // ---- memory -----------------------------------------------------------------------------------
 
-enum class Kind { none, device, pinned, managed };
+enum class Kind { none, device, pooled, pinned, managed };  // pooled: by cuMemAllocAsync
 struct Found {
   Kind kind = Kind::none;
   CUdeviceptr begin = 0;
   size_t bytes = 0;
+  int device = 0;
 };
 Found find(CUdeviceptr address);
-void* allocate(Kind kind, size_t bytes);
+void* allocate(Kind kind, size_t bytes, int of_device);
 bool release(CUdeviceptr begin, Kind kind);
 size_t bytes_in_use(Kind kind);
-// The address by which kernels reach device memory; other addresses as they are.
+// The address by which kernels and copies reach device memory; other addresses as they are. Kernels
+// reach only what their device has access to.
 void* reach(const void* address);
+void count_traffic(const Command& command);
+EmulatedDriver::Traffic traffic();
 void map_device();
 void unmap_device();
+
+// What an IPC handle holds.
+struct Exported {
+  uint32_t magic = 0x43504931;
+  int32_t process = 0, file = -1, device = 0;
+  uint64_t offset = 0, bytes = 0;
+  friend bool operator==(const Exported&, const Exported&) = default;
+};
+Exported export_block(const Found& block);
+bool is_open(const Exported& exported, int on);
+// Null if the memory is not there any more.
+void* open_block(const Exported& exported, int on);
+bool close_block(CUdeviceptr begin);
+int open_blocks();
+
+// ---- the driver's functions that are not in functions.cpp -------------------------------------
+
+CUresult mem_get_address_range(CUdeviceptr* begin, size_t* bytes, CUdeviceptr pointer);
+CUresult ipc_get(CUipcMemHandle* handle, CUdeviceptr pointer);
+CUresult ipc_open(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags);
+CUresult ipc_close(CUdeviceptr pointer);
+
+// ---- devices ----------------------------------------------------------------------------------
+
+CUcontext context_of(int device);
+int current_device();  // of this thread; -1: no context is current
+CUresult need_context();
+CUresult before_allocation();
+// Whose kernel this thread runs; -1: none.
+inline thread_local int running_device = -1;
 
 // ---- work -------------------------------------------------------------------------------------
 
@@ -76,6 +112,7 @@ struct Capture {
 };
 
 struct Stream {
+  int device = 0;
   bool blocking = true;  // synchronises with the legacy stream
   size_t queue = 0;
   std::deque<std::shared_ptr<Item>> items;
@@ -104,10 +141,11 @@ struct State {
   std::mutex lock;
   std::condition_variable changed;
   std::mt19937_64 random;
-  std::vector<Queue> queues;
-  std::vector<std::unique_ptr<Stream>> streams;  // the first is the legacy stream
+  std::vector<Queue> queues;                     // as many of each device
+  std::vector<std::unique_ptr<Stream>> streams;  // the first are the devices' legacy streams
   size_t next_queue = 0;
-  int free_blocks = 0;
+  std::vector<int> free_blocks;                                       // by device
+  std::array<std::array<bool, kMostDevices>, kMostDevices> access{};  // [of][to]
   int launches = 0;
   int user_objects = 0;
   uint64_t captures = 0;
@@ -123,7 +161,7 @@ Stream& stream_of(CUstream handle);
 // launch.
 CUresult put(CUstream handle, std::function<void()> run, bool kernel = false,
              bool blocking_call = false);
-void wait_for_all();
+void wait_for_all(int device);
 void wait_for(Stream& stream);
 void record(Event& event, CUstream handle);
 void wait_for(const Event& event);
@@ -132,7 +170,7 @@ CUresult wait_event(CUstream handle, const Event& event);
 CUresult begin_capture(CUstream handle);
 CUresult end_capture(CUstream handle, Graph** graph);
 CUresult launch_graph(const Graph& graph, CUstream handle);
-Stream& add_stream(bool blocking);
+Stream& add_stream(bool blocking, int device);
 void end_stream(Stream& stream);
 void release(Graph* graph);
 
@@ -145,6 +183,6 @@ bool& loaded(Kernel& kernel);
 void forget_loaded();
 // All blocks of a launch; they wait for room on the device.
 void run_kernel(const Kernel& kernel, const std::vector<std::byte>& parameters, unsigned blocks,
-                unsigned threads);
+                unsigned threads, int device);
 
 }  // namespace ringfold::test::emulated

@@ -10,9 +10,13 @@ constexpr auto kPatience = std::chrono::seconds(60);  // of a host thread with a
 
 // Never destroyed: the streams of a driver that lives until the end are still there then.
 std::unique_ptr<State>& the_state = *new std::unique_ptr<State>;
-thread_local Stream* per_thread = nullptr;
+thread_local std::array<Stream*, kMostDevices> per_thread{};
 thread_local uint64_t per_thread_of = 0;  // the driver it belongs to
 uint64_t drivers = 0;
+
+Stream& legacy_of(State& s, int device) {
+  return *s.streams[static_cast<size_t>(device)];
+}
 
 // REQUIRES the lock.
 std::shared_ptr<Item> enqueue(State& s, Stream& stream, std::function<void()> run,
@@ -20,10 +24,11 @@ std::shared_ptr<Item> enqueue(State& s, Stream& stream, std::function<void()> ru
   auto item = std::make_shared<Item>();
   item->run = std::move(run);
   item->after = std::move(after);
-  Stream& legacy = *s.streams.front();
+  Stream& legacy = legacy_of(s, stream.device);
   if (&stream == &legacy) {
     for (const auto& other : s.streams)
-      if (other->blocking && other->last) item->after.push_back(other->last);
+      if (other->device == stream.device && other->blocking && other->last)
+        item->after.push_back(other->last);
   } else if (stream.blocking && legacy.last) {
     item->after.push_back(legacy.last);
   }
@@ -95,8 +100,9 @@ State::State(const EmulatedOptions& o) : options(o), random(o.seed) {
   const auto drawn = [&](int given, int most) {
     return given > 0 ? given : 1 + static_cast<int>(random() % static_cast<uint64_t>(most));
   };
-  queues.resize(static_cast<size_t>(drawn(options.hardware_queues, 8)));
-  free_blocks = drawn(options.resident_blocks, 32);
+  const auto devices = static_cast<size_t>(options.devices);
+  queues.resize(static_cast<size_t>(drawn(options.hardware_queues, 8)) * devices);
+  free_blocks.assign(devices, drawn(options.resident_blocks, 32));
 }
 
 State& state() {
@@ -108,12 +114,15 @@ bool installed() {
   return the_state != nullptr;
 }
 
-Stream& add_stream(bool blocking) {
+Stream& add_stream(bool blocking, int device) {
   State& s = state();
   const std::lock_guard guard(s.lock);
   auto stream = std::make_unique<Stream>();
   stream->blocking = blocking;
-  stream->queue = s.next_queue++ % s.queues.size();  // in turn, as far as is known of devices
+  stream->device = device;
+  // In turn, as far as is known of devices.
+  const size_t each = s.queues.size() / static_cast<size_t>(s.options.devices);
+  stream->queue = static_cast<size_t>(device) * each + s.next_queue++ % each;
   Stream& added = *stream;
   s.streams.push_back(std::move(stream));
   added.thread = std::thread([&s, &added] { serve_stream(s, added); });
@@ -135,14 +144,14 @@ void end_stream(Stream& stream) {
 Stream& stream_of(CUstream handle) {
   State& s = state();
   if (handle == CU_STREAM_PER_THREAD) {
-    if (per_thread_of != drivers) {
-      per_thread = &add_stream(true);
-      per_thread_of = drivers;
-    }
-    return *per_thread;
+    if (per_thread_of != drivers) per_thread = {};
+    per_thread_of = drivers;
+    Stream*& mine = per_thread[static_cast<size_t>(current_device())];
+    if (mine == nullptr) mine = &add_stream(true, current_device());
+    return *mine;
   }
   const std::lock_guard guard(s.lock);
-  if (handle == nullptr || handle == CU_STREAM_LEGACY) return *s.streams.front();
+  if (handle == nullptr || handle == CU_STREAM_LEGACY) return legacy_of(s, current_device());
   for (const auto& stream : s.streams)
     if (stream.get() == reinterpret_cast<Stream*>(handle)) return *stream;
   misuse("unknown stream");
@@ -160,7 +169,8 @@ CUresult put(CUstream handle, std::function<void()> run, bool kernel, bool block
   }
   const bool captures =
       std::ranges::any_of(s.streams, [](const auto& other) { return other->capture != nullptr; });
-  if (&stream == s.streams.front().get() && captures) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (&stream == &legacy_of(s, stream.device) && captures)
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (kernel) ++s.launches;
   const auto item = enqueue(s, stream, std::move(run), {});
   if (blocking_call || (kernel && s.options.launch_blocking)) wait_until_done(s, guard, item);
@@ -173,11 +183,12 @@ void wait_for(Stream& stream) {
   wait_until_done(s, guard, stream.last);
 }
 
-void wait_for_all() {
+void wait_for_all(int device) {
   State& s = state();
   std::unique_lock guard(s.lock);
   std::vector<std::shared_ptr<Item>> last;
-  for (const auto& stream : s.streams) last.push_back(stream->last);
+  for (const auto& stream : s.streams)
+    if (stream->device == device) last.push_back(stream->last);
   for (const auto& item : last) wait_until_done(s, guard, item);
 }
 
@@ -222,7 +233,7 @@ CUresult begin_capture(CUstream handle) {
   Stream& stream = stream_of(handle);
   State& s = state();
   const std::lock_guard guard(s.lock);
-  if (&stream == s.streams.front().get()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (&stream == &legacy_of(s, stream.device)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (stream.capture) return CUDA_ERROR_ILLEGAL_STATE;
   stream.capture = std::make_shared<Capture>(Capture{new Graph, &stream, ++s.captures});
   stream.capture_after.clear();
@@ -286,16 +297,24 @@ EmulatedDriver::EmulatedDriver(const EmulatedOptions& options) {
   the_state = std::make_unique<State>(options);
   map_device();
   forget_loaded();
-  add_stream(true);  // the legacy stream
+  for (int device = 0; device < options.devices; ++device) add_stream(true, device);
   cuda::replace_driver(emulated_function);
 }
 
 EmulatedDriver::~EmulatedDriver() {
-  wait_for_all();
+  for (int device = 0; device < state().options.devices; ++device) wait_for_all(device);
   while (!state().streams.empty()) end_stream(*state().streams.back());
   cuda::replace_driver(nullptr);
   the_state.reset();
   unmap_device();
+}
+
+int EmulatedDriver::opened() {
+  return open_blocks();
+}
+
+EmulatedDriver::Traffic EmulatedDriver::traffic() {
+  return emulated::traffic();
 }
 
 size_t EmulatedDriver::device_bytes() {

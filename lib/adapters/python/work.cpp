@@ -1,5 +1,7 @@
 #include "lib/adapters/python/work.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -65,6 +67,38 @@ void check(ringfold_status status) {
   if (status != RINGFOLD_OK) raise_status(status, ringfold_last_error());
 }
 
+namespace {
+
+// The CUDA context of the thread that made this, for another thread to take up: a communicator
+// chooses its device by it. Nothing where CUDA is not in use.
+class CudaContext {
+ public:
+  CudaContext() {
+    if (auto* const get = find<int(void**)>("cuCtxGetCurrent");
+        get != nullptr && get(&context_) != 0)
+      context_ = nullptr;
+  }
+  void enter() const {
+    auto* const push = find<int(void*)>("cuCtxPushCurrent_v2");
+    if (context_ != nullptr && push != nullptr) push(context_);
+  }
+
+ private:
+  // Null as long as nobody has loaded the driver.
+  template <class Function>
+  static Function* find(const char* name) {
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (driver == nullptr) return nullptr;
+    auto* const found = reinterpret_cast<Function*>(dlsym(driver, name));
+    dlclose(driver);  // whoever loaded it keeps it
+    return found;
+  }
+
+  void* context_ = nullptr;
+};
+
+}  // namespace
+
 ringfold_comm_t make_interruptibly(std::function<ringfold_status(ringfold_comm_t*)> make) {
   struct Made {
     std::mutex lock;
@@ -75,7 +109,8 @@ ringfold_comm_t make_interruptibly(std::function<ringfold_status(ringfold_comm_t
     std::string why;
   };
   const auto made = std::make_shared<Made>();
-  std::thread([made, make = std::move(make)] {
+  std::thread([made, make = std::move(make), context = CudaContext()] {
+    context.enter();
     ringfold_comm_t comm = nullptr;
     const ringfold_status status = make(&comm);
     const std::lock_guard guard(made->lock);

@@ -1,9 +1,14 @@
-// Device memory as a Compute whose messages travel through pinned host memory: for transports that
-// do not reach device memory.
+// Device memory as a Compute whose messages travel through slots, in one of two kinds of memory:
 //
-// Every receive lands in a pinned slot, and one command to the worker takes it from there over the
-// bus: adds it to what is on the device, or copies it to its place. What is to be sent is formed in
-// a slot by one command, too: a result in transit never touches device memory.
+//   pinned   for transports that do not reach device memory. Every receive lands in a slot, and one
+//            command to the worker takes it from there over the bus: adds it to what is on the
+//            device, or copies it to its place.
+//   device   for those that do. A receive is a loan of the sender's own slot, which the worker
+//   reads
+//            where it is, or lands in a slot or in its place.
+//
+// What is to be sent is always formed in a slot by one command; a result in transit never touches
+// the user's memory, and one that is sent next is written to both by the same command.
 #pragma once
 
 #include <array>
@@ -16,13 +21,13 @@
 
 namespace ringfold::cuda {
 
-class StagedCompute final : public Compute {
+class SlotCompute final : public Compute {
  public:
   // `worker` has been asked to serve it. Messages of one pair come in any order and must not wait
   // for each other, so each brings slots of its own; collectives get them from `path`, in turn.
-  StagedCompute(const DeviceCall& call, std::shared_ptr<Worker> worker, std::shared_ptr<Path> path,
-                std::byte* own_slots);
-  ~StagedCompute() override;
+  SlotCompute(const DeviceCall& call, std::shared_ptr<Worker> worker, std::shared_ptr<Path> path,
+              std::byte* own_slots);
+  ~SlotCompute() override;
 
   [[nodiscard]] bool ready() override;
   Buffer landing(const Piece& piece, int slot) override;
@@ -30,19 +35,22 @@ class StagedCompute final : public Compute {
                Completion* completion) override;
   void stage(const Piece& piece, int slot, Buffer* out, Completion* completion) override;
   [[nodiscard]] bool stages(From side) const override { return side != From::transit; }
-  [[nodiscard]] bool accepts_loans() const override { return false; }
+  [[nodiscard]] Loans loans() const override {
+    return kind_ == MemoryKind::cuda ? Loans::all : Loans::none;
+  }
   void copy_local(Range range, Completion* completion) override;
   [[nodiscard]] bool in_place() const override { return in_place_; }
   bool progress() override;
   [[nodiscard]] bool silent() const override { return true; }
 
-  // Bytes of pinned memory for the slots of a collective, and for those of a message.
-  [[nodiscard]] static size_t slots_bytes(size_t piece_bytes);
+  // Bytes of memory for the slots of a collective, and for those of a message.
+  [[nodiscard]] static size_t slots_bytes(size_t piece_bytes, MemoryKind kind);
   [[nodiscard]] static size_t own_bytes(const DeviceCall& call);
 
  private:
-  // Slots of the executor, and behind them one for each receive that it lands in place.
-  static constexpr int kLandings = Execution::kSlots + Execution::kStagingSlots;
+  // Slots of the executor, and behind them, if they are pinned, one for each receive that it lands
+  // in place.
+  static constexpr int kLandings = Execution::kAllSlots;
   static constexpr int kAllSlots = kLandings + Execution::kWindow;
 
   struct Task {
@@ -57,6 +65,7 @@ class StagedCompute final : public Compute {
   [[nodiscard]] std::byte* input(const Range& range) const;
   [[nodiscard]] std::byte* work(const Range& range) const;
   [[nodiscard]] std::byte* slot(int slot, const Range& range) const;
+  [[nodiscard]] int landing_at(const void* view) const;
   [[nodiscard]] Command copy_of(const void* from, void* to, size_t count, double factor) const;
   void give(const Command& command, Completion* completion, int landing = -1);
 
@@ -75,10 +84,12 @@ class StagedCompute final : public Compute {
   const bool in_place_;
   const std::shared_ptr<Worker> worker_;
   const std::shared_ptr<Path> path_;
+  const MemoryKind kind_;
   const bool owns_slots_;
-  const int first_slot_;  // that slots_ has
-  const uint64_t turn_;   // of a collective
-  std::byte* slots_;      // null: not yet
+  const uint32_t first_slot_;                // that slots_ has
+  const uint64_t turn_;                      // of a collective
+  std::byte* slots_;                         // null: not yet
+  std::array<uint8_t, kAllSlots> places_{};  // in slots_, of each slot
   uint32_t free_landings_ = (uint64_t{1} << Execution::kWindow) - 1;
 
   // What is not done, oldest first: at most one for each receive and send of the executor.
