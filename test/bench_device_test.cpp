@@ -57,7 +57,7 @@ TEST_CASE("other types, operations, shifted buffers and single calls; JSON says 
   CHECK(json.at("wrong") == 0);
   REQUIRE(json.at("results").size() == 4);
   const auto& last = json.at("results").back();
-  CHECK(last.at("transport") == "loopback");
+  CHECK(last.at("transport") == "direct");
   CHECK(last.at("bytes_sent_per_rank") == last.at("bytes_model_per_rank"));
   CHECK(last.at("out_of_place").at("p50_us") > 0);
 }

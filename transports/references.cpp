@@ -123,7 +123,13 @@ void References::send(Peer peer, const MessageId& id, Buffer buffer, Completion*
   sent.comm = id.comm;
   sent.reference = {reinterpret_cast<uintptr_t>(buffer.data), buffer.bytes, ticket};
   sent.completion = completion;
-  below_.send(peer, id, {&sent.reference, sizeof(Reference)}, &sent.message);
+  send_below(peer, id, {&sent.reference, sizeof(Reference)}, &sent.message);
+}
+
+void References::send_below(Peer peer, const MessageId& id, Buffer message,
+                            Completion* completion) {
+  below_bytes_.store(bytes_below() + message.bytes, std::memory_order_relaxed);
+  below_.send(peer, id, message, completion);
 }
 
 // The reference has left; or never will, and then nobody reads what it means.
@@ -195,7 +201,7 @@ void References::give_back(Completion* completion) {
   back.owner = this;
   back.ticket = own->second->reference.ticket;
   received_.erase(own);
-  below_.send(link.peer, {kReturns, link.sent++, 0, 0}, as_message(back.ticket), &back.message);
+  send_below(link.peer, {kReturns, link.sent++, 0, 0}, as_message(back.ticket), &back.message);
 }
 
 void References::on_return_left(Completion* message, const Status&) noexcept {

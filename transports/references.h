@@ -15,6 +15,7 @@
 // Threads: as Transport; know() and forget() from any.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,11 @@ class References final : public Transport {
   // From now on references of that peer into `bytes` from `theirs` on mean `mine`.
   void know(Peer peer, uintptr_t theirs, size_t bytes, const std::byte* mine);
   void forget(Peer peer, uintptr_t theirs);
+
+  // What `below` counts as payload, and is none: references and returns. Any thread.
+  [[nodiscard]] uint64_t bytes_below() const {
+    return below_bytes_.load(std::memory_order_relaxed);
+  }
 
   [[nodiscard]] const char* name() const override { return "direct"; }
   [[nodiscard]] bool reaches(MemoryKind) const override { return true; }
@@ -97,6 +103,7 @@ class References final : public Transport {
     const std::byte* mine = nullptr;
   };
 
+  void send_below(Peer peer, const MessageId& id, Buffer message, Completion* completion);
   void await_return(Link& link);
   [[nodiscard]] const std::byte* translate(Peer peer, const Reference& reference);
   void end(uint64_t ticket, const Status& why);
@@ -109,6 +116,7 @@ class References final : public Transport {
 
   Transport& below_;
   const int bell_;  // never rings: news are those of `below`
+  std::atomic<uint64_t> below_bytes_{0};
   uint64_t next_ticket_ = 1;
   std::unordered_map<uint64_t, std::unique_ptr<Sent>> sent_;  // by ticket
   std::unordered_map<Received*, std::unique_ptr<Received>> received_;

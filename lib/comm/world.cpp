@@ -569,10 +569,10 @@ void World::on_notice(const Notice& notice) {
 
 uint64_t World::bytes_sent() const {
   uint64_t sum = regions_ ? regions_->bytes_written() : 0;
-  for (const Transport* transport : {loopback_.get(), shm_.get(), ucx_.get(),
-                                     static_cast<Transport*>(loopback_references_.get()),
-                                     static_cast<Transport*>(shm_references_.get())})
+  for (const Transport* transport : {loopback_.get(), shm_.get(), ucx_.get()})
     if (transport != nullptr) sum += transport->bytes_sent();
+  for (const References* references : {loopback_references_.get(), shm_references_.get()})
+    if (references != nullptr) sum += references->bytes_sent() - references->bytes_below();
   return sum;
 }
 
