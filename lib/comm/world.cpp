@@ -21,8 +21,6 @@
 namespace ringfold {
 namespace {
 
-constexpr Nanoseconds kDefaultTimeout = std::chrono::minutes(10);
-constexpr Nanoseconds kDefaultSpin = std::chrono::microseconds(100);
 constexpr Nanoseconds kFlush = std::chrono::seconds(1);
 // After a failure all ranks leave at once, some before UCX has finished its handshakes; then UCX
 // 1.13 ends the process of the others by an assertion. So whoever leaves looks after them a little.
@@ -33,52 +31,6 @@ constexpr int kCrowdedYields = 4;
 constexpr std::string_view kDevice = "device";
 // An address of a Member with this name: its UCX moves memory of its device.
 constexpr std::string_view kUcxOfDevice = "cuda by UCX";
-constexpr std::string_view kAllTransports = "loopback,region,shm,ucx";
-
-// A comma-separated list of transports, each of them known.
-Status check_transports(const std::string& list) {
-  size_t begin = 0;
-  while (begin <= list.size()) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    const std::string_view word = std::string_view(list).substr(begin, end - begin);
-    if (word != "loopback" && word != "region" && word != "shm" && word != "ucx")
-      return {Code::invalid_argument, fmt::format("transports \"{}\": \"{}\" is not one of {}",
-                                                  list, word, kAllTransports)};
-    begin = end + 1;
-  }
-  return {};
-}
-
-bool allowed(const std::string& list, std::string_view transport) {
-  return ("," + list + ",").find(fmt::format(",{},", transport)) != std::string::npos;
-}
-
-Result<std::optional<Algorithm>> algorithm_from(const std::string& word) {
-  if (word == "auto") return std::optional<Algorithm>();
-  for (int i = 0; i < kAlgorithms; ++i)
-    if (word == kAlgorithmNames[static_cast<size_t>(i)])
-      return std::optional<Algorithm>(static_cast<Algorithm>(i));
-  std::string known = "auto";
-  for (const auto name : std::span(kAlgorithmNames).first(kAlgorithms))
-    known += ", " + std::string(name);
-  return Status(Code::invalid_argument,
-                fmt::format("RINGFOLD_ALGORITHM=\"{}\": expected one of {}", word, known));
-}
-
-Result<Numerics> numerics_from(const std::string& word) {
-  if (word == "exact") return Numerics::exact;
-  if (word == "nccl") return Numerics::nccl;
-  return Status(Code::invalid_argument,
-                fmt::format("RINGFOLD_NUMERICS=\"{}\": expected exact or nccl", word));
-}
-
-Result<cuda::Way> way_from(const std::string& word) {
-  for (size_t i = 0; i < cuda::kWays.size(); ++i)
-    if (word == cuda::kWays[i]) return static_cast<cuda::Way>(i);
-  return Status(
-      Code::invalid_argument,
-      fmt::format("RINGFOLD_CUDA_PATH=\"{}\": expected auto, direct, ucx or staged", word));
-}
 
 // The meeting points of this process, by the nonce of the world.
 struct Hubs {
@@ -89,7 +41,6 @@ Hubs& hubs() {
   static auto& all = *new Hubs;  // never destroyed: other threads may still run at exit
   return all;
 }
-
 std::shared_ptr<LoopbackHub> hub_of(const std::string& nonce) {
   const std::lock_guard guard(hubs().lock);
   std::erase_if(hubs().by_nonce, [](const auto& entry) { return entry.second.expired(); });
@@ -155,49 +106,6 @@ bool all_connected(const std::vector<Member>& members) {
 }
 
 }  // namespace
-
-Result<Settled> settle(const Options& options) {
-  Settled settled;
-  const auto timeout = setting_duration("RINGFOLD_TIMEOUT");
-  if (!timeout.ok()) return timeout.status();
-  settled.timeout = options.timeout.value_or(timeout->value_or(kDefaultTimeout));
-  if (settled.timeout <= Nanoseconds(0))
-    return Status(Code::invalid_argument, "the timeout must be longer than 0");
-  const auto piece = setting_bytes("RINGFOLD_PIECE");
-  if (!piece.ok()) return piece.status();
-  settled.piece_bytes = options.piece_bytes != 0 ? options.piece_bytes : piece->value_or(0);
-  if (settled.piece_bytes % 8 != 0)
-    return Status(Code::invalid_argument,
-                  fmt::format("piece of {} bytes: expected a multiple of 8", settled.piece_bytes));
-  const auto algorithm = algorithm_from(setting("RINGFOLD_ALGORITHM").value_or("auto"));
-  if (!algorithm.ok()) return algorithm.status();
-  settled.algorithm = options.algorithm ? options.algorithm : *algorithm;
-  settled.transports = !options.transports.empty() ? options.transports
-                                                   : setting("RINGFOLD_TRANSPORTS").value_or("all");
-  if (settled.transports == "all" || settled.transports == "auto")
-    settled.transports = kAllTransports;
-  if (Status status = check_transports(settled.transports); !status.ok()) return status;
-  const auto numerics = numerics_from(setting("RINGFOLD_NUMERICS").value_or("exact"));
-  if (!numerics.ok()) return numerics.status();
-  settled.numerics = options.numerics.value_or(*numerics);
-  const auto way =
-      way_from(!options.cuda_path.empty() ? options.cuda_path
-                                          : setting("RINGFOLD_CUDA_PATH").value_or("auto"));
-  if (!way.ok()) return way.status();
-  settled.way = *way;
-  const auto spin = setting_duration("RINGFOLD_SPIN");
-  if (!spin.ok()) return spin.status();
-  settled.spin_given = spin->has_value();
-  settled.spin = spin->value_or(kDefaultSpin);
-  settled.verify = setting("RINGFOLD_VERIFY").value_or("0") == "1";
-  const auto file = setting("RINGFOLD_MACHINE");
-  if (!file) return settled;
-  const auto machine = read_machine(*file);
-  if (!machine.ok())
-    return Status(machine.status().code(), "RINGFOLD_MACHINE: " + machine.status().message());
-  settled.machine = *machine;
-  return settled;
-}
 
 // The control connections, looked after by the engine.
 class World::ControlSource final : public Source {
@@ -332,7 +240,7 @@ Status World::open_ucx(const std::vector<Member>& all, Member* mine) {
 // UCX is made when it is known which way the others came, and so by whom it is needed: ranks of one
 // host do without, unless one of them has been refused shared memory.
 SecondRound World::with_ucx(const Settled& settled) {
-  if (!allowed(settled.transports, "ucx")) return {};
+  if (!settled.allows("ucx")) return {};
   const auto wanted = [](const std::vector<Member>& all) {
     return !all_connected(all) || std::ranges::any_of(all, brings_ucx);
   };
@@ -352,9 +260,8 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   randombytes_buf(nonce.data(), nonce.size());
   mine->addresses.emplace_back("cores", Cores{allowed_cores(), granted_cores()}.encode());
   mine->addresses.emplace_back("nonce", std::string(nonce.begin(), nonce.end()));
-  if (allowed(settled.transports, "loopback"))
-    mine->addresses.emplace_back("loopback", loopback_address());
-  const bool shares = allowed(settled.transports, "region");
+  if (settled.allows("loopback")) mine->addresses.emplace_back("loopback", loopback_address());
+  const bool shares = settled.allows("region");
   std::string why_no_region;
   if (shares) {
     auto regions = RegionHost::make(engine_);
@@ -366,7 +273,7 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
     }
   }
   // Regions carry collectives; messages between the same ranks go by rings.
-  if (shares || allowed(settled.transports, "shm")) {
+  if (shares || settled.allows("shm")) {
     auto shm = make_shm(rank_, steady_clock());
     if (shm.ok()) {
       shm_ = std::move(*shm);
@@ -379,7 +286,7 @@ Status World::make_transports(const Rendezvous& where, const Settled& settled, M
   if (!why_no_region.empty()) log_line(LogLevel::warn, "no shared regions: " + why_no_region);
   // Ranks that meet on this host's own loopback need no network, unless shared memory fails them.
   const bool wanted = !on_loopback(where.coordinator) || !shm_ || settled.way == cuda::Way::ucx;
-  if (allowed(settled.transports, "ucx") && wanted) {
+  if (settled.allows("ucx") && wanted) {
     const auto usable = local_interfaces(setting("RINGFOLD_INTERFACES").value_or(""));
     if (!usable.ok()) return usable.status();
     wants_ucx_ = true;
@@ -425,9 +332,9 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
     routes_[peer] = loopback_.get();
     return loopback_->connect(member.rank, fmt::format("loopback {}", member.rank));
   }
-  std::string lacks = !near                                ? "UCX is needed between hosts"
-                      : allowed(settled.transports, "shm") ? "shared memory failed on one of them"
-                                                           : "shared memory is not among them";
+  std::string lacks = !near                   ? "UCX is needed between hosts"
+                      : settled.allows("shm") ? "shared memory failed on one of them"
+                                              : "shared memory is not among them";
   const std::string* shm = address_of(member, "shm");
   if (near && shm_ && shm != nullptr) {
     routes_[peer] = shm_.get();

@@ -12,32 +12,15 @@
 
 #include "lib/comm/control.h"
 #include "lib/comm/region_host.h"
+#include "lib/comm/settled.h"
 #include "lib/comm/standing.h"
 #include "lib/cuda/path.h"
 #include "lib/engine/compute_host.h"
 #include "lib/engine/engine_thread.h"
-#include "lib/record/trace.h"
 #include "ringfold/communicator.h"
-#include "ringfold/model.h"
 #include "transports/references.h"
 
 namespace ringfold {
-
-// What an option or its environment variable says, checked.
-struct Settled {
-  Nanoseconds timeout{};
-  size_t piece_bytes = 0;
-  std::optional<Algorithm> algorithm;
-  std::string transports;  // "loopback,shm,ucx" or a part of it
-  Numerics numerics = Numerics::exact;
-  cuda::Way way = cuda::Way::automatic;
-  Nanoseconds spin{};
-  bool spin_given = false;
-  std::optional<Machine> machine;        // measured costs; empty: the built-in ones
-  std::shared_ptr<record::Trace> trace;  // null: none is written. Made when the rank is known
-  bool verify = false;
-};
-[[nodiscard]] Result<Settled> settle(const Options& options);
 
 // Ids from here on belong to communicators whose members cannot ask one of them for a number.
 inline constexpr uint32_t kAgreedIds = 1u << 29;

@@ -3,7 +3,8 @@
 // clock of one host is the same for all its processes.
 //
 // The file is complete JSON after every operation: each is written by one system call, which also
-// closes the list again. So a process that is killed leaves a file that can be read.
+// closes the list again. Only a process that is killed inside that call may leave its last
+// operation cut short, at the border of a page; both programs read such a file all the same.
 //
 // Threads: any.
 #pragma once
