@@ -56,7 +56,7 @@ class Carried {
   void enter() const;
 
  private:
-  void* context_ = nullptr;
+  [[maybe_unused]] void* context_ = nullptr;  // not used in builds without CUDA
 };
 
 // What one communicator keeps for its collectives on one device: the slots of those that run, in
