@@ -176,16 +176,16 @@ class Running(unittest.TestCase):
         self.assertEqual(programs_alive(), [])
 
     @staticmethod
-    def start(*more, **options):
+    def start(*more, only="ringfold/auto,ringfold/ring", **options):
         return subprocess.Popen(
-            [os.path.join(PEERS, "compare"), "--quick", "--only", "ringfold", "--ranks", "2",
+            [os.path.join(PEERS, "compare"), "--quick", "--only", only, "--ranks", "2",
              "--no-build", "--build", BUILD, *more], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
     def test_end_to_end(self):
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "results.json")
-            process = self.start("--max-size", "1M", "--json", file)
+            process = self.start("--max-size", "1M", "--json", file, only="ringfold")
             out, err = process.communicate(timeout=60)
             self.assertEqual(process.returncode, 0, out + err)
             with open(file, encoding="utf-8") as text:
@@ -194,7 +194,7 @@ class Running(unittest.TestCase):
         self.assertEqual(measured, {(size, place, configuration)
                                     for size in (8, KI, 16 * KI, 256 * KI)
                                     for place in ("ip", "oop")
-                                    for configuration in ("auto", "ring")})
+                                    for configuration in ("auto", "ring", "registered")})
         for row in data["rows"]:
             self.assertGreater(row["loop_us"], 0)
             self.assertGreater(row["sync_us"], 0)
@@ -208,7 +208,7 @@ class Running(unittest.TestCase):
             process = self.start("--sizes", "256M")
             self.assertTrue(eventually(programs_alive))
             process.send_signal(number)
-            process.communicate(timeout=20)
+            process.communicate(timeout=40)
             self.assertEqual(process.returncode, status)
             self.assertTrue(eventually(lambda: not programs_alive()))
             self.assertTrue(eventually(lambda: not leftovers() - self.before))
