@@ -29,11 +29,18 @@ def tests_of(build, names):
     return [test for test in tests if not names or test["name"] in names]
 
 
+def take_interrupts():
+    """In a child: Ctrl-C ends programs, which tests rely on, also where this was started in the
+    background, with interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run(command, environment, folder, seconds):
     """Runs to the end or the limit; returns (status, output). A time-out ends the whole group."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL,
-                                   stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+                                   stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                                   preexec_fn=take_interrupts)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

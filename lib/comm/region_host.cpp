@@ -186,16 +186,17 @@ void RegionHost::take_memory() {
 }
 
 void RegionHost::take(shm::Post::News news) {
-  Result<region::Mapping> mapped = Status(Code::invalid_argument, "no memory in the letter");
+  std::shared_ptr<region::Mapping> mapping;
+  Status why(Code::invalid_argument, "no memory in the letter");
   if (news.what == What::memory && news.segment) {
     const Descriptor fd(news.segment.release());
-    const off_t bytes = lseek(fd.get(), 0, SEEK_END);
-    const Status good = region::check_shared(fd, static_cast<size_t>(bytes));
-    if (good.ok())
-      mapped =
-          region::Mapping::map(fd, static_cast<size_t>(bytes), region::Mapping::InChildren::absent);
-    else
-      mapped = good;
+    const auto bytes = static_cast<size_t>(lseek(fd.get(), 0, SEEK_END));
+    why = region::check_shared(fd, bytes);
+    if (why.ok()) {
+      auto mapped = region::Mapping::map(fd, bytes, region::Mapping::InChildren::absent);
+      why = mapped.status();
+      if (mapped.ok()) mapping = std::make_shared<region::Mapping>(std::move(*mapped));
+    }
   }
   const std::lock_guard guard(lock_);
   const auto from = std::ranges::find_if(
@@ -205,12 +206,12 @@ void RegionHost::take(shm::Post::News news) {
   const auto exported = exported_.find(news.id);
   switch (news.what) {
     case What::memory:
-      if (mapped.ok())
-        imported_[{peer, news.id}] = std::make_shared<region::Mapping>(std::move(*mapped));
+      if (mapping)
+        imported_[{peer, news.id}] = mapping;
       else
         log_line(LogLevel::info,
-                 "memory of another rank is not used where it lies: " + mapped.status().message());
-      return tell(peer, mapped.ok() ? What::mapped : What::refused, news.id);
+                 "memory of another rank is not used where it lies: " + why.message());
+      return tell(peer, mapping ? What::mapped : What::refused, news.id);
     case What::mapped:
     case What::refused:
       if (exported != exported_.end())
