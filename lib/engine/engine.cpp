@@ -70,6 +70,12 @@ record::What Description::recorded() const {
   what.op = op;
   what.whom = schedule.root;
   what.count = schedule.count;
+  if (stands_for != 0) {  // in the words of the user
+    what.collective = Collective::all_reduce;
+    what.algorithm = Algorithm::two_level;
+    what.whom = 0;
+    what.count = stands_for;
+  }
   return what;
 }
 
