@@ -60,7 +60,7 @@ Status Shm::connect(Peer peer, std::string_view text) {
   if (watch.ok()) n->watch = std::move(*watch);
   silent_peers_ |= n->lost.ok() && n->watch.silent();
   // One that is gone already is known as that: what is sent to it is lost, not a mistake.
-  const Status lost = n->fault = n->lost;
+  Status lost = n->fault = n->lost;
   if (neighbours_.size() <= static_cast<size_t>(peer)) neighbours_.resize(peer + 1);
   neighbours_[peer] = std::move(n);
   if (!lost.ok()) return lost;
