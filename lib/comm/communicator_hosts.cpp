@@ -63,8 +63,7 @@ std::shared_ptr<Work::State> Communicator::Impl::compare_calls(const Call& call)
                      call.count};
   operation->position = rank_;
   order_by_host(*operation);
-  const Reduction sum = call.reduction;
-  if (Status status = place(*operation, bytes->from.data(), bytes->to.data(), sum, {});
+  if (Status status = place(*operation, bytes->from.data(), bytes->to.data(), call.reduction, {});
       !status.ok()) {
     state->complete(status);
     return state;
@@ -77,7 +76,7 @@ Work Communicator::Impl::in_two_levels(const Call& call) {
   auto state = std::make_shared<Work::State>(world_);
   const int hosts = static_cast<int>(layout_.hosts.size());
   state->report.algorithm = Algorithm::two_level;
-  state->report.transport = "region+ucx";
+  state->report.transport = two_level_->transport();
   state->report.bus_factor = bus_factor(Collective::all_reduce, size_);
   state->report.bytes_model = two_level_->bytes_across(call, hosts);
   state->started = steady_clock().now();

@@ -203,6 +203,12 @@ void TwoLevel::crossed(const std::shared_ptr<Running>& running, int segment) {
   pump();
 }
 
+std::string TwoLevel::transport() const {
+  std::string inside = local_ ? local_->transport() : "";
+  if (!across_) return inside;
+  return inside + (inside.empty() ? "" : "+") + across_->transport();
+}
+
 uint64_t TwoLevel::bytes_across(const Call& call, int hosts) const {
   if (!across_) return 0;
   const auto shard = static_cast<double>(call.count * size_of(call.type)) / shards_;

@@ -25,6 +25,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "lib/comm/communicator_impl.h"
@@ -46,7 +47,8 @@ class TwoLevel : public std::enable_shared_from_this<TwoLevel> {
 
   // Bytes that this rank gives to its ring for a call, by the model.
   [[nodiscard]] uint64_t bytes_across(const Call& call, int hosts) const;
-  [[nodiscard]] int shards() const { return shards_; }
+  // What the bytes of this rank go by: "region+ucx".
+  [[nodiscard]] std::string transport() const;
 
  private:
   struct Running;
