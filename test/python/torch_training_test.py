@@ -2,6 +2,7 @@
 bit-identical parameters on all ranks."""
 import hashlib
 import os
+import re
 import subprocess
 import sys
 
@@ -153,6 +154,16 @@ def test_trains_like_gloo(outcomes, way):
         assert losses[-1] < losses[0] - 0.5  # it learns
 
 
+def launched(script, ranks):
+    """What torchrun's ranks printed, a text a rank: torchrun starts them unbuffered, so that a text and
+    its newline are two writes to the pipe they share, and another rank's text may come between."""
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
+                           "--nproc-per-node", str(ranks), script], capture_output=True, text=True,
+                          env=dict(os.environ, OMP_NUM_THREADS="1"), check=False)
+    texts = sorted(text for text in re.split("\n|(?=rank )", done.stdout) if text)
+    return texts, done.stderr
+
+
 def test_torchrun(tmp_path):
     """The plain launcher, with the backend's name only."""
     script = tmp_path / "train.py"
@@ -161,20 +172,15 @@ import ringfold.torch, torch, torch.distributed as dist
 dist.init_process_group("ringfold")
 x = torch.tensor([dist.get_rank() + 1.0])
 dist.all_reduce(x, op=dist.ReduceOp.AVG)
-print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", x.item())
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} has {x.item()}")
 dist.destroy_process_group()
 """)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
-                           "--nproc-per-node", "2", script], capture_output=True, text=True,
-                          env=dict(os.environ, OMP_NUM_THREADS="1"), check=False)
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 has 1.5", "rank 1 of 2 has 1.5"], done.stderr
+    texts, errors = launched(script, 2)
+    assert texts == ["rank 0 of 2 has 1.5", "rank 1 of 2 has 1.5"], errors
 
 
 def test_the_readmes_program(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(readme_blocks.block("import torch"))
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
-                           "--nproc-per-node", "3", program], capture_output=True, text=True,
-                          env=dict(os.environ, OMP_NUM_THREADS="1"), check=False)
-    assert sorted(done.stdout.splitlines()) == [
-        f"rank {rank}: [[8.0, 8.0, 8.0, 8.0]]" for rank in range(3)], done.stderr
+    texts, errors = launched(program, 3)
+    assert texts == [f"rank {rank}: [[8.0, 8.0, 8.0, 8.0]]" for rank in range(3)], errors
