@@ -14,6 +14,7 @@
 // that it is inside, then looks whether anybody has withdrawn; who fails withdraws, then looks
 // whether anybody is inside. All four accesses are sequentially consistent, so one of the two
 // notices. If somebody stays inside (a stopped process) the memory is parted from its copies.
+// test/region_withdraw_model_test.cpp runs this through every interleaving.
 //
 // Threads: one at a time.
 #pragma once
