@@ -85,7 +85,9 @@ inline bool Region::agrees(int rank, uint32_t phase, uint32_t fingerprint) {
 void Region::show(uint32_t phase, uint32_t fingerprint) {
   Flag& flag = segment_.flag(rank_, phase);
   flag.fingerprint = fingerprint;
-  flag.phase.exchange(phase);
+  // Not one exchange: the fence lets the reads of others' flags begin before this line is ours.
+  flag.phase.store(phase, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   const Desk& desk = segment_.desk(rank_);
   if (desk.sleepers.load() != 0) futex(flag.phase, FUTEX_WAKE, INT_MAX, nullptr);
   if (desk.bells.load() == 0) return;
@@ -407,8 +409,6 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
             waited_for ? Wait::ordinary : Wait::no) &&
       (!verify_ || payloads_intact(phase, count * element, seq))) {
     fold_payloads(phase, what, memory.recv);
-    // The next call writes there: the line may come while the caller does something else.
-    __builtin_prefetch(&segment_.flag(rank_, phase + 1), 1);
     record::over(lane_, seq);
     record::add(lane_.sent, count * element);
     record::add(lane_.received, count * element * static_cast<size_t>(size_ - 1));
