@@ -151,13 +151,13 @@ Work Communicator::Impl::in_region(const Call& call) {
 bool Communicator::Impl::quick(const Operation::Memory& memory, size_t count, DType type,
                                Stream stream, bool waits,
                                std::shared_ptr<Work::State>* takes_longer) {
-  if (!region_ || settled_.trace || count > region::kInline ||
+  if (!region_ || settled_.trace || count > region::inline_bytes(size_) ||
       static_cast<size_t>(type) >= kDTypes || static_cast<size_t>(memory.reduction.op) >= kOps)
     return false;
   const size_t element = size_of(type), bytes = count * element;
   const auto send = reinterpret_cast<uintptr_t>(memory.send);
   const auto recv = reinterpret_cast<uintptr_t>(memory.recv);
-  if (bytes > region::kInline || (send | recv) % element != 0 ||
+  if (bytes > region::inline_bytes(size_) || (send | recv) % element != 0 ||
       (bytes != 0 && (send == 0 || recv == 0)) ||
       (send != recv && send < recv + bytes && recv < send + bytes) || group_open() ||
       !world_->same_process() || cuda::is_ordered(memory.send, memory.recv, stream))

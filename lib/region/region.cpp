@@ -153,6 +153,7 @@ Region::Running& Region::start(const Description& what, const Operation::Memory&
   Running& r = running_.emplace(Running{
       nullptr, memory, seq,
       Moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_), next_phase_});
+  r.timed = called != Nanoseconds::min();
   if (plan_.may_be_direct) make_offer(r);
   record::What recorded = what.recorded();
   recorded.fingerprint = plan_.fingerprint;
@@ -219,7 +220,8 @@ Region::Progress Region::advance_running(Wait wait) {
     if (!r.copied) {
       if (!all_reached(r.free_at, wait)) return Progress::waits;
       Flag& flag = segment_.flag(rank_, phase);
-      if (undecided && r.step == 0) std::memcpy(flag.payload, &r.mine.offer, sizeof(Offer));
+      if (undecided && r.step == 0)
+        std::memcpy(flag.payload(sizeof(Offer)), &r.mine.offer, sizeof(Offer));
       if (r.way != Way::offered) r.moves.copy_in(r.step, flag);
       r.copied = true;
     }
@@ -255,7 +257,8 @@ void Region::end_running(const Status& status) {
   } else {
     withdraw(r);
   }
-  const Nanoseconds now = engine_.clock().now();
+  const bool timed = r.operation || r.timed;
+  const Nanoseconds now = timed ? engine_.clock().now() : Nanoseconds(0);
   record::end(lane_, *entry_, status.ok(), now);
   if (r.operation) r.operation->ended = now;
   if (r.operation) finished_.push_back({std::move(r.operation), status});
@@ -328,7 +331,8 @@ void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
 bool Region::payloads_intact(uint32_t phase, size_t bytes, uint32_t seq) {
   for (int r = 0; r < size_; ++r) {
     const Flag& flag = segment_.flag(r, phase);
-    if (r != rank_ && !intact(r, flag.check == checksum(flag.payload, bytes), seq)) return false;
+    if (r != rank_ && !intact(r, flag.check == checksum(flag.payload(bytes), bytes), seq))
+      return false;
   }
   return true;
 }
@@ -336,7 +340,9 @@ bool Region::payloads_intact(uint32_t phase, size_t bytes, uint32_t seq) {
 // All ranks' payloads of the phase, which their ranks have scaled.
 void Region::fold_payloads(uint32_t phase, const Description& what, void* out) const {
   std::array<const void*, kMaxRanks> sources;
-  for (int r = 0; r < size_; ++r) sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload;
+  const size_t bytes = what.schedule.count * size_of(what.type);
+  for (int r = 0; r < size_; ++r)
+    sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload(bytes);
   FoldCall call;
   call.dtype = what.type;
   call.op = what.op;
@@ -398,12 +404,13 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
   ++next_phase_;
   const size_t element = size_of(type);
   Flag& flag = segment_.flag(rank_, phase);
+  std::byte* const payload = flag.payload(count * element);
   const bool scales = memory.reduction.op == Op::premul_sum && memory.reduction.factor != 1.0;
   if (scales)
-    scale_host(type, memory.send, flag.payload, count, memory.reduction.factor);
+    scale_host(type, memory.send, payload, count, memory.reduction.factor);
   else if (what.schedule.count != 0)
-    std::memcpy(flag.payload, memory.send, count * element);
-  if (verify_) flag.check = checksum(flag.payload, count * element);
+    std::memcpy(payload, memory.send, count * element);
+  if (verify_) flag.check = checksum(payload, count * element);
   show(phase, fingerprint);
   if (shown(Moves::Whom::everybody, 0, phase, fingerprint,
             waited_for ? Wait::ordinary : Wait::no) &&

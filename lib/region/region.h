@@ -75,7 +75,7 @@ class Region final : public Companion {
   // `begun`: when it was called, Nanoseconds::min() if nobody looked at the clock.
   Quick run(const Description& what, const Operation::Memory& memory, const Make& make,
             Nanoseconds begun);
-  // For an all_reduce of at most kInline bytes.
+  // For an all_reduce of at most inline_bytes().
   Quick run_small(size_t count, DType type, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
   // Works on the operations until `done`, or the clock passes `until`, or another thread is at it
@@ -119,7 +119,7 @@ class Region final : public Companion {
     Moves moves;
     uint32_t base;  // its first phase
     int step = 0;   // phases shown
-    bool reserved = false, copied = false;
+    bool reserved = false, copied = false, timed = false;
     uint32_t free_at = 0;
     Way way = Way::plain;
     Offered mine = {};    // not with Way::plain
