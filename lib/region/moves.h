@@ -127,8 +127,8 @@ class Moves {
 
  private:
   struct Block {
-    size_t begin = 0, count = 0;
-    size_t a = 0, b = 0;  // offsets in the pools
+    size_t begin, count;
+    size_t a, b;  // offsets in the pools
   };
   static constexpr int kOpen = 4;  // blocks under way at once, at most
 
@@ -170,7 +170,7 @@ class Moves {
   const bool scales_;
   const Shape shape_;
   const bool stream_;  // the output is large and apart: writing it past the caches is quicker
-  std::array<Block, kOpen> blocks_;
+  std::array<Block, kOpen> blocks_;  // set by reserve()
 };
 
 }  // namespace ringfold::region

@@ -95,7 +95,8 @@ void Region::show(uint32_t phase, uint32_t fingerprint) {
   for (; bells != 0; bells &= bells - 1) neighbours_->ring(__builtin_ctzll(bells));
 }
 
-// Those who are in this phase already must be in the same operation, wanted by ours or not.
+// Those who are in this phase already must be in the same operation, also if ours does not wait for
+// them. Where it waits for all it compares with all.
 void Region::greet(uint32_t phase, uint32_t fingerprint) {
   for (int r = 0; r < size_; ++r)
     if (r != rank_ && segment_.flag(r, phase).phase.load() == phase) agrees(r, phase, fingerprint);
@@ -150,9 +151,7 @@ Region::Running& Region::start(const Description& what, const Operation::Memory&
   make_plan(what);
   const uint32_t seq = next_seq_++;
   remember(seq, what, plan_.fingerprint);
-  Running& r = running_.emplace(Running{
-      nullptr, memory, seq,
-      Moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_), next_phase_});
+  Running& r = running_.emplace(*this, memory, seq, next_phase_);
   r.timed = called != Nanoseconds::min();
   if (plan_.may_be_direct) make_offer(r);
   record::What recorded = what.recorded();
@@ -234,8 +233,8 @@ Region::Progress Region::advance_running(Wait wait) {
   if (over) return Progress::over;
   if (verify_) r.moves.seal(r.step, segment_.flag(rank_, last + 1));
   show(last + 1, fingerprint);
-  if (r.step == 0) greet(last + 1, fingerprint);
   ++r.step;
+  if (r.step == 1 && r.moves.needs(1) != Moves::Whom::everybody) greet(last + 1, fingerprint);
   record::progress(*entry_, r.step, r.moves.phases());
   if (r.operation && r.operation->channel->trace) r.operation->mark(r.step, engine_.clock().now());
   r.reserved = r.copied = false;
@@ -422,11 +421,12 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
     return Quick::done;
   }
   make_plan(what);
-  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_);
-  moves.reserve(0, phase, phase);
-  running_.emplace(Running{make(), memory, seq, std::move(moves), phase, 1});
-  running_->operation->id.seq = seq;
-  entry_ = &record::slow(lane_, *entry_, seq, running_->moves.phases(), engine_.clock().now());
+  Running& r = running_.emplace(*this, memory, seq, phase);
+  r.moves.reserve(0, phase, phase);
+  r.step = 1;
+  r.operation = make();
+  r.operation->id.seq = seq;
+  entry_ = &record::slow(lane_, *entry_, seq, r.moves.phases(), engine_.clock().now());
   row_ = 0;
   engine_.adopt();
   pending_.fetch_add(1);

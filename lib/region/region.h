@@ -113,6 +113,13 @@ class Region final : public Companion {
   };
   // The operation under way, by plan_.
   struct Running {
+    // By the plan of `region`. In place: a copy would be a good part of a small operation.
+    Running(Region& region, const Operation::Memory& buffers, uint32_t number, uint32_t first)
+        : memory(buffers),
+          seq(number),
+          moves(region.segment_, region.ring_a_, region.ring_b_, region.plan_.what, buffers,
+                region.rank_, region.plan_.shape, region.choice_),
+          base(first) {}
     std::unique_ptr<Operation> operation;  // null inside run()
     Operation::Memory memory;
     uint32_t seq;

@@ -31,7 +31,7 @@ void Region::make_offer(Running& r) {
 // All offers that matter are there. True if the operation goes on otherwise than it began.
 bool Region::decide(Running& r) {
   const bool only_root = plan_.what.schedule.collective == Collective::broadcast;
-  offers_.assign(static_cast<size_t>(size_), Offer());
+  offers_.resize(static_cast<size_t>(size_));
   int made = 0;
   for (int rank = 0; rank < size_; ++rank) {
     if (only_root && rank != plan_.what.schedule.root) continue;
