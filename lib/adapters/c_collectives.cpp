@@ -121,8 +121,8 @@ std::optional<ringfold_status> all_reduce_at_once(ringfold_comm_t comm, const vo
   {
     const Communicators::Use found(communicators(), comm);
     if (!found.ok() || !found->impl() ||
-        !found->impl()->quick(memory, count, static_cast<DType>(type), Stream{stream}, true,
-                              &takes_longer))
+        found->impl()->quick(memory, count, static_cast<DType>(type), Stream{stream}, true,
+                             &takes_longer) == region::Region::Quick::none)
       return {};
   }
   return takes_longer ? answer(Work(std::move(takes_longer)).wait()) : RINGFOLD_OK;

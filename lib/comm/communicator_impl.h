@@ -85,11 +85,12 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] const record::Record& record() const { return *record_; }
 
   Work collective(const Call& call);
-  // A small all_reduce in a state of rest. False: it is left to the ordinary way, which also finds
-  // the words for what is wrong with a call. `takes_longer`: null if it is over already. `waits`:
+  // A small all_reduce in a state of rest. None: it is left to the ordinary way, which also finds
+  // the words for what is wrong with a call. `takes_longer`: set if it was started only. `waits`:
   // the caller is about to wait for it.
-  bool quick(const Operation::Memory& memory, size_t count, DType type, Stream stream, bool waits,
-             std::shared_ptr<Work::State>* takes_longer);
+  region::Region::Quick quick(const Operation::Memory& memory, size_t count, DType type,
+                              Stream stream, bool waits,
+                              std::shared_ptr<Work::State>* takes_longer);
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
   void open_region();
   // The same for ranks of several hosts, after open_region(): the parts of TwoLevel.

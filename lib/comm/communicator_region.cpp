@@ -148,20 +148,22 @@ Work Communicator::Impl::in_region(const Call& call) {
 }
 
 // Looks at little and copies nothing: this is most of what a small all_reduce costs.
-bool Communicator::Impl::quick(const Operation::Memory& memory, size_t count, DType type,
-                               Stream stream, bool waits,
-                               std::shared_ptr<Work::State>* takes_longer) {
-  if (!region_ || settled_.trace || count > region::inline_bytes(size_) ||
-      static_cast<size_t>(type) >= kDTypes || static_cast<size_t>(memory.reduction.op) >= kOps)
-    return false;
+region::Region::Quick Communicator::Impl::quick(const Operation::Memory& memory, size_t count,
+                                                DType type, Stream stream, bool waits,
+                                                std::shared_ptr<Work::State>* takes_longer) {
+  using Quick = region::Region::Quick;
+  if (!region_ || settled_.trace || count >= kTimed || static_cast<size_t>(type) >= kDTypes ||
+      static_cast<size_t>(memory.reduction.op) >= kOps)
+    return Quick::none;
   const size_t element = size_of(type), bytes = count * element;
+  const bool small = bytes <= region::inline_bytes(size_);
   const auto send = reinterpret_cast<uintptr_t>(memory.send);
   const auto recv = reinterpret_cast<uintptr_t>(memory.recv);
-  if (bytes > region::inline_bytes(size_) || (send | recv) % element != 0 ||
+  if ((!small && (!waits || bytes >= kTimed)) || (send | recv) % element != 0 ||
       (bytes != 0 && (send == 0 || recv == 0)) ||
       (send != recv && send < recv + bytes && recv < send + bytes) || group_open() ||
       !world_->same_process() || cuda::is_ordered(memory.send, memory.recv, stream))
-    return false;
+    return Quick::none;
   const auto make = [&] {
     const Call call{Collective::all_reduce, memory.send, memory.recv, count, type,
                     memory.reduction};
@@ -169,7 +171,8 @@ bool Communicator::Impl::quick(const Operation::Memory& memory, size_t count, DT
     *takes_longer = region_state(what);
     return std::unique_ptr<Operation>(region_operation(call, what, *takes_longer));
   };
-  return region_->run_small(count, type, memory, waits, make) != region::Region::Quick::none;
+  return small ? region_->run_small(count, type, memory, waits, make)
+               : region_->run(count, type, memory, make);
 }
 
 }  // namespace ringfold

@@ -356,7 +356,19 @@ void Region::fold_payloads(uint32_t phase, const Description& what, void* out) c
 Region::Quick Region::run(const Description& what, const Operation::Memory& memory,
                           const Make& make, Nanoseconds begun) {
   const Turn turn(turn_);
-  if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
+  return turn && at_rest() ? run_in_turn(what, memory, make, begun) : Quick::none;
+}
+
+Region::Quick Region::run(size_t count, DType type, const Operation::Memory& memory,
+                          const Make& make) {
+  const Turn turn(turn_);
+  if (!turn || !at_rest()) return Quick::none;
+  describe(count, type, memory.reduction.op);
+  return run_in_turn(all_reduce_, memory, make, Nanoseconds::min());
+}
+
+Region::Quick Region::run_in_turn(const Description& what, const Operation::Memory& memory,
+                                  const Make& make, Nanoseconds begun) {
   start(what, memory, begun);
   while (!contradicted_ && !failed()) {
     const Progress progress = advance_running(Wait::ordinary);
@@ -373,30 +385,30 @@ Region::Quick Region::run(const Description& what, const Operation::Memory& memo
   return Quick::started;
 }
 
-// What run_small() is asked for, if it is not the same as the last time.
-void Region::describe_small(size_t count, DType type, Op op) {
-  if (small_fingerprint_ != 0 && small_.schedule.count == count && small_.type == type &&
-      small_.op == op)
+// An all_reduce that is asked for, if it is not the same as the last time.
+void Region::describe(size_t count, DType type, Op op) {
+  if (all_reduce_fingerprint_ != 0 && all_reduce_.schedule.count == count &&
+      all_reduce_.type == type && all_reduce_.op == op)
     return;
-  small_ = {};
-  small_.schedule.collective = Collective::all_reduce;
-  small_.schedule.algorithm = Algorithm::region;
-  small_.schedule.size = size_;
-  small_.schedule.count = count;
-  small_.type = type;
-  small_.op = op;
-  small_fingerprint_ = small_.fingerprint();
+  all_reduce_ = {};
+  all_reduce_.schedule.collective = Collective::all_reduce;
+  all_reduce_.schedule.algorithm = Algorithm::region;
+  all_reduce_.schedule.size = size_;
+  all_reduce_.schedule.count = count;
+  all_reduce_.type = type;
+  all_reduce_.op = op;
+  all_reduce_fingerprint_ = all_reduce_.fingerprint();
 }
 
 Region::Quick Region::run_small(size_t count, DType type, const Operation::Memory& memory,
                                 bool waited_for, const Make& make) {
   const Turn turn(turn_);
-  if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
+  if (!turn || !at_rest()) return Quick::none;
   const uint32_t phase = next_phase_;
   if (!all_reached(phase - kDepth + 1, Wait::no)) return Quick::none;
-  describe_small(count, type, memory.reduction.op);
-  const Description& what = small_;
-  const uint32_t fingerprint = small_fingerprint_;
+  describe(count, type, memory.reduction.op);
+  const Description& what = all_reduce_;
+  const uint32_t fingerprint = all_reduce_fingerprint_;
   const uint32_t seq = next_seq_++;
   remember(seq, what, fingerprint);
   record_quick(seq, what, fingerprint);

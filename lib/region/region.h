@@ -75,7 +75,9 @@ class Region final : public Companion {
   // `begun`: when it was called, Nanoseconds::min() if nobody looked at the clock.
   Quick run(const Description& what, const Operation::Memory& memory, const Make& make,
             Nanoseconds begun);
-  // For an all_reduce of at most inline_bytes().
+  // The same for an all_reduce, of which nobody made a description yet; and for one of at most
+  // inline_bytes().
+  Quick run(size_t count, DType type, const Operation::Memory& memory, const Make& make);
   Quick run_small(size_t count, DType type, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
   // Works on the operations until `done`, or the clock passes `until`, or another thread is at it
@@ -172,7 +174,12 @@ class Region final : public Companion {
   void withdraw(Running& running);
   bool work(Wait wait, bool in_turn);
   void fold_payloads(uint32_t phase, const Description& what, void* out) const;
-  void describe_small(size_t count, DType type, Op op);
+  [[nodiscard]] bool at_rest() const {
+    return !running_ && !pending() && !failed() && !contradicted_;
+  }
+  Quick run_in_turn(const Description& what, const Operation::Memory& memory, const Make& make,
+                    Nanoseconds begun);
+  void describe(size_t count, DType type, Op op);
   void remember(uint32_t seq, const Description& what, uint32_t fingerprint);
   void look_after();
   void sleep(int rank, uint32_t phase, Nanoseconds most);
@@ -218,8 +225,8 @@ class Region final : public Companion {
   uint32_t next_phase_ = 1;
   uint32_t all_at_ = 0;  // all others are known to have reached this phase
   uint32_t next_seq_ = 0;
-  Description small_;  // the latest of run_small()
-  uint32_t small_fingerprint_ = 0;
+  Description all_reduce_;  // the latest that describe() made
+  uint32_t all_reduce_fingerprint_ = 0;
   std::array<Channel::Past, 64> history_;
   size_t latest_ = 0;
   uint32_t latest_fingerprint_ = 0;
