@@ -34,9 +34,10 @@ void divide(std::byte* data, size_t count, DType type, int ranks) {
   }
 }
 
-// One operation of those that carry out `whole`.
-Call part_of(const Call& whole, Call part) {
+// One operation of those that carry out `whole`; `number` tells them apart.
+Call part_of(const Call& whole, size_t number, Call part) {
   part.stands_for = whole.count;
+  part.part = number;
   return part;
 }
 
@@ -162,13 +163,15 @@ void TwoLevel::begin(const Entry& entry) {
   auto* const recv = static_cast<std::byte*>(call.recv) + range.begin * element;
   const auto* const send = static_cast<const std::byte*>(call.send) + range.begin * element;
   const bool mine = entry.shard == (local_ ? local_->rank() : 0);
+  const auto number = static_cast<size_t>(entry.segment * shards_ + entry.shard);
   const auto keep = shared_from_this();
   if (entry.hands_out) {
     const auto done = [keep, running](const Status& status) { running->finished(status, 1); };
     if (!local_) return done(Status());
     local_
-        ->collective(part_of(call, {Collective::broadcast, recv, recv, range.count, call.type,
-                                    Reduction(), entry.shard}))
+        ->collective(part_of(
+            call, number,
+            {Collective::broadcast, recv, recv, range.count, call.type, Reduction(), entry.shard}))
         .then(done);
     return;
   }
@@ -183,8 +186,9 @@ void TwoLevel::begin(const Entry& entry) {
   };
   if (local_) {
     local_
-        ->collective(part_of(call, {Collective::reduce, send, mine ? recv : nullptr, range.count,
-                                    call.type, inside, entry.shard}))
+        ->collective(part_of(call, number,
+                             {Collective::reduce, send, mine ? recv : nullptr, range.count,
+                              call.type, inside, entry.shard}))
         .then(done);
     return;
   }
@@ -210,7 +214,8 @@ void TwoLevel::begin(const Crossing& crossing) {
   Op op = call.reduction.op;
   if (op == Op::avg || op == Op::premul_sum) op = Op::sum;
   Work ring = across_->collective(
-      part_of(call, {Collective::all_reduce, data, data, range.count, call.type, Reduction(op)}));
+      part_of(call, static_cast<size_t>(segment),
+              {Collective::all_reduce, data, data, range.count, call.type, Reduction(op)}));
   ring.then([keep = shared_from_this(), running = running, segment = segment, data, ring,
              count = range.count](const Status& status) {
     if (!status.ok()) return running->finished(status, 0);
