@@ -258,7 +258,9 @@ Work Communicator::Impl::collective(const Call& call) {
                      call.reduction.op,
                      chosen->piece_bytes / size_of(call.type),
                      false,
-                     call.stands_for};
+                     call.stands_for,
+                     false,
+                     call.part};
   operation->position = rank_;
   if (call.collective == Collective::all_reduce) order_by_host(*operation);
   state->position = operation->position;

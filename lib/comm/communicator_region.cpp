@@ -59,6 +59,7 @@ Description Communicator::Impl::region_description(const Call& call) const {
   what.type = call.type;
   what.op = call.reduction.op;
   what.stands_for = call.stands_for;
+  what.part = call.part;
   return what;
 }
 

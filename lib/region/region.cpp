@@ -126,7 +126,8 @@ void Region::make_plan(const Description& what) {
   const Schedule& asked = what.schedule;
   if (plan_.fingerprint != 0 && known.collective == asked.collective &&
       known.count == asked.count && known.root == asked.root && plan_.what.type == what.type &&
-      plan_.what.op == what.op && plan_.what.stands_for == what.stands_for)
+      plan_.what.op == what.op && plan_.what.stands_for == what.stands_for &&
+      plan_.what.part == what.part)
     return;
   plan_.what = what;
   plan_.fingerprint = what.fingerprint();
