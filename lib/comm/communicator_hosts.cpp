@@ -55,6 +55,7 @@ std::shared_ptr<Work::State> Communicator::Impl::compare_calls(const Call& call)
   state->then([bytes](const Status&) {});  // keeps them
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;
+  operation->called = steady_clock().now();
   operation->what = {chosen->schedule,
                      call.type,
                      call.reduction.op,

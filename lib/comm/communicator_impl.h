@@ -85,6 +85,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] const record::Record& record() const { return *record_; }
 
   Work collective(const Call& call);
+  // For an operation by messages that is about to be started.
+  void note_region_calls(UserOperation& operation) const;
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
   void open_region();
   // The same for ranks of several hosts, after open_region(): the parts of TwoLevel.

@@ -151,7 +151,7 @@ void Engine::submit(std::vector<std::unique_ptr<Operation>> operations) {
         operation->id.seq =
             operation->position == 0 ? channel.next_to[partner]++ : channel.next_from[partner]++;
       } else {
-        operation->id.seq = channel.next_seq++;
+        operation->id.seq = channel.called++;
       }
       if (channel.record) {
         auto& called = channel.record->messages().called;
@@ -343,7 +343,7 @@ void Engine::start(std::unique_ptr<Operation> operation) {
   }
   next_deadline_ = std::min(next_deadline_, o.deadline);
   if (on_quiet && !o.what.point_to_point) {
-    o.quiet_at = o.called + kQuiet;
+    o.quiet_at = first_question(o.called, channel.peers.size());
     next_quiet_ = std::min(next_quiet_, o.quiet_at);
   }
   running_.push_back(std::move(operation));
@@ -421,8 +421,12 @@ bool Engine::advance_all() {
         note_progress(operation);
       }
     }
-    if (!execution.status().ok() && operation.channel->failed.ok()) failed_by_itself(operation);
-    const bool undecided = !execution.status().ok() && operation.channel->failed.ok();
+    const Channel& its = *operation.channel;
+    if (!execution.status().ok() && its.failed.ok()) failed_by_itself(operation);
+    // Nothing of a channel is over any more while the words for its failure are being found.
+    const bool undecided =
+        its.failed.ok() &&
+        (!execution.status().ok() || (its.suspected >= 0 && !operation.what.point_to_point));
     if (!execution.finished() || undecided) {
       ++i;
       continue;
