@@ -75,6 +75,7 @@ std::shared_ptr<Work::State> Communicator::Impl::compare_calls(const Call& call)
 
 Work Communicator::Impl::in_two_levels(const Call& call) {
   auto state = std::make_shared<Work::State>(world_);
+  state->record = record_;
   const int hosts = static_cast<int>(layout_.hosts.size());
   state->report.algorithm = Algorithm::two_level;
   state->report.transport = two_level_->transport();

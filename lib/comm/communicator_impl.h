@@ -15,6 +15,7 @@
 #include "lib/comm/work.h"
 #include "lib/cuda/path.h"
 #include "lib/cuda/pool.h"
+#include "lib/record/picture.h"
 #include "ringfold/communicator.h"
 #include "ringfold/model.h"
 
@@ -82,7 +83,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] World* world() const { return world_.get(); }
   [[nodiscard]] std::string transport() const;
   [[nodiscard]] std::string message_transport() const;  // also where collectives use a region
-  [[nodiscard]] const record::Record& record() const { return *record_; }
+  [[nodiscard]] record::CommunicatorView view() const;  // with what its parts have counted
 
   Work collective(const Call& call);
   // For an operation by messages that is about to be started.

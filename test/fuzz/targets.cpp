@@ -96,7 +96,7 @@ void addresses(Input input) {
   if (auto where = parse_host_port(all); where.ok()) require(where->port != 0);
   if (auto cores = Cores::decode(all)) {
     const auto again = Cores::decode(cores->encode());
-    require(again && again->allowed == cores->allowed);
+    require(again && again->allowed == cores->allowed && again->granted == cores->granted);
     (void)crowded({*cores, *cores});
   }
   if (const auto shm = shm::Address::decode(all)) {
