@@ -345,7 +345,7 @@ class Engine {
   std::unordered_set<uint32_t> closed_;  // ids of channels that were here: never used again
   Nanoseconds next_deadline_ = Nanoseconds::max();
   bool failed_any_ = false;                      // a channel, in this turn
-  Nanoseconds next_quiet_ = Nanoseconds::max();  // when some operation has waited for kQuiet
+  Nanoseconds next_quiet_ = Nanoseconds::max();  // when to ask about some operation
   Nanoseconds nap_{};                            // while something silent is waited for
 };
 
