@@ -1,5 +1,6 @@
 #include "lib/base/cores.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -44,7 +45,7 @@ std::optional<double> granted_cores() {
 }
 
 std::string Cores::encode() const {
-  std::string text = (granted ? std::to_string(*granted) : "all") + ":";
+  std::string text = (granted ? fmt::format("{}", *granted) : "all") + ":";
   for (size_t i = 0; i < allowed.size(); ++i)
     text += (i == 0 ? "" : ",") + std::to_string(allowed[i]);
   return text;

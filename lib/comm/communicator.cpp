@@ -104,7 +104,8 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
       world_(std::move(world)),
       rank_(rank),
       size_(static_cast<int>(peers.size())),
-      record_(record::Record::open({world_->nonce(), id, rank, size_})) {
+      record_(record::Record::open({world_->nonce(), id, rank, size_,
+                                    family != id ? std::optional(family) : std::nullopt})) {
   channel_ = std::make_shared<Channel>();
   channel_->record = record_;
   channel_->trace = settled_.trace;

@@ -55,6 +55,7 @@ std::shared_ptr<Work::State> Communicator::Impl::compare_calls(const Call& call)
   state->then([bytes](const Status&) {});  // keeps them
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;
+  operation->called = steady_clock().now();
   operation->what = {chosen->schedule,
                      call.type,
                      call.reduction.op,
@@ -74,6 +75,7 @@ std::shared_ptr<Work::State> Communicator::Impl::compare_calls(const Call& call)
 
 Work Communicator::Impl::in_two_levels(const Call& call) {
   auto state = std::make_shared<Work::State>(world_);
+  state->record = record_;
   const int hosts = static_cast<int>(layout_.hosts.size());
   state->report.algorithm = Algorithm::two_level;
   state->report.transport = two_level_->transport();

@@ -15,6 +15,7 @@
 #include "lib/comm/work.h"
 #include "lib/cuda/path.h"
 #include "lib/cuda/pool.h"
+#include "lib/record/picture.h"
 #include "ringfold/communicator.h"
 #include "ringfold/model.h"
 
@@ -82,7 +83,7 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] World* world() const { return world_.get(); }
   [[nodiscard]] std::string transport() const;
   [[nodiscard]] std::string message_transport() const;  // also where collectives use a region
-  [[nodiscard]] const record::Record& record() const { return *record_; }
+  [[nodiscard]] record::CommunicatorView view() const;  // with what its parts have counted
 
   Work collective(const Call& call);
   // A small all_reduce in a state of rest. None: it is left to the ordinary way, which also finds
@@ -91,6 +92,8 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   region::Region::Quick quick(const Operation::Memory& memory, size_t count, DType type,
                               Stream stream, bool waits,
                               std::shared_ptr<Work::State>* takes_longer);
+  // For an operation by messages that is about to be started.
+  void note_region_calls(UserOperation& operation) const;
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
   void open_region();
   // The same for ranks of several hosts, after open_region(): the parts of TwoLevel.

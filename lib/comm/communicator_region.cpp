@@ -106,6 +106,10 @@ std::unique_ptr<UserOperation> Communicator::Impl::region_operation(
   return operation;
 }
 
+void Communicator::Impl::note_region_calls(UserOperation& operation) const {
+  if (region_) operation.beside = region_->called();
+}
+
 // Only a region makes something of it.
 Status Communicator::Impl::register_memory(const void* memory, size_t bytes) {
   if (Status status = usable(); !status.ok()) return status;

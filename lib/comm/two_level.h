@@ -24,6 +24,7 @@
 // Threads: any.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -49,6 +50,10 @@ class TwoLevel : public std::enable_shared_from_this<TwoLevel> {
 
   // Bytes that this rank gives to its ring for a call, by the model.
   [[nodiscard]] uint64_t bytes_across(const Call& call, int hosts) const;
+  // The communicators that do it; null: there is none.
+  [[nodiscard]] std::array<const Communicator::Impl*, 2> parts() const {
+    return {local_.get(), across_.get()};
+  }
   // What the bytes of this rank go by: "region+ucx".
   [[nodiscard]] std::string transport() const;
 

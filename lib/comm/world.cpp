@@ -414,8 +414,8 @@ void World::listen() {
   engine_.on_stalled = [this](const Channel& channel, const Engine::Stalled& what) {
     standings_->stalled(channel, what);
   };
-  engine_.on_quiet = [this](const Channel& channel, const Operation& operation, Peer peer) {
-    standings_->quiet(channel, operation, peer);
+  engine_.on_quiet = [this](const Channel& channel, const Engine::Question& question, Peer peer) {
+    standings_->quiet(channel, question, peer);
   };
   // Asks the other side what it called; its answer is the failure that names both.
   engine_.on_mismatch = [this](const Channel& channel, Peer peer, uint32_t seq) {
@@ -453,11 +453,12 @@ void World::on_notice(const Notice& notice) {
   }
   if (notice.code != Code::ok) {
     failed_ = true;
-    engine_.fail(notice.comm, Status(notice.code, notice.text), false);
+    const bool to_me_alone = notice.members.size() == 1;  // then the others hear it from me
+    engine_.fail(notice.comm, Status(notice.code, notice.text), to_me_alone);
     return;
   }
   const auto channel = engine_.find(notice.comm);
-  if (!channel) return;
+  if (!channel) return given_up(notice);
   uint32_t seq = 0;
   const char* end = notice.text.data() + notice.text.size();
   const auto [rest, error] = std::from_chars(notice.text.data(), end, seq);
@@ -470,6 +471,19 @@ void World::on_notice(const Notice& notice) {
                Status(Code::mismatch, fmt::format("{}; {}", first ? mine : theirs.substr(1),
                                                   first ? theirs.substr(1) : mine)),
                true);
+}
+
+// Whoever asks about a communicator that is no more here still needs an answer.
+void World::given_up(const Notice& question) {
+  Notice answer;
+  answer.comm = question.comm;
+  answer.code = Code::mismatch;
+  const auto words = question.text.find(' ');
+  answer.text =
+      fmt::format("{}; {} called something else, and has given the communicator up since",
+                  question.text.substr(words == std::string::npos ? 0 : words + 1), who(rank_));
+  answer.members = {question.origin};
+  control_->tell(std::move(answer));
 }
 
 // ---- the rest ---------------------------------------------------------------------------------

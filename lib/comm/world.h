@@ -83,6 +83,7 @@ class World {
   Status make_device_routes();
   void listen();
   void on_notice(const Notice& notice);
+  void given_up(const Notice& question);
   [[nodiscard]] std::string who(int rank) const;
 
   const int rank_;

@@ -77,7 +77,7 @@ inline bool Region::agrees(int rank, uint32_t phase, uint32_t fingerprint) {
   if (segment_.flag(rank, phase).fingerprint == fingerprint) return true;
   if (!contradicted_.exchange(true))
     engine_.contradicted(channel_, peers_[static_cast<size_t>(rank)],
-                         running_ ? running_->seq : next_seq_ - 1);
+                         running_ ? running_->seq : next_seq_.load() - 1);
   await(rank, phase);
   return false;
 }
@@ -147,10 +147,17 @@ inline void Region::record_quick(uint32_t seq, const Description& what, uint32_t
   entry_ = &record::begin(lane_, recorded, seq, record::State::quick, Nanoseconds(0));
 }
 
+// A single writer: no locked instruction.
+inline uint32_t Region::take_seq() {
+  const uint32_t seq = next_seq_.load(std::memory_order_relaxed);
+  next_seq_.store(seq + 1, std::memory_order_release);
+  return seq;
+}
+
 Region::Running& Region::start(const Description& what, const Operation::Memory& memory,
                                Nanoseconds called) {
   make_plan(what);
-  const uint32_t seq = next_seq_++;
+  const uint32_t seq = take_seq();
   remember(seq, what, plan_.fingerprint);
   Running& r = running_.emplace(*this, memory, seq, next_phase_);
   r.timed = called != Nanoseconds::min();
@@ -172,6 +179,7 @@ void Region::start_next() {
     queue_.pop_front();
   }
   Running& r = start(next->what, next->memory, next->called);
+  queued_.fetch_sub(1);
   next->id.seq = r.seq;
   r.operation = std::move(next);
 }
@@ -318,10 +326,12 @@ bool Region::work(Wait wait, bool in_turn) {
 }
 
 void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
+  operation->beside = operation->channel->called;
   engine_.adopt();
   pending_.fetch_add(1);
   {
     const std::lock_guard lock(queue_lock_);
+    queued_.fetch_add(1);
     queue_.push_back(std::move(operation));
   }
   work(Wait::no, false);
@@ -379,11 +389,17 @@ Region::Quick Region::run_in_turn(const Description& what, const Operation::Memo
     end_running(Status());
     return direct ? Quick::done_directly : Quick::done;
   }
-  running_->operation = make();
-  running_->operation->id.seq = running_->seq;
+  take(make());
+  return Quick::started;
+}
+
+// The operation of what is running, which takes longer than its call.
+void Region::take(std::unique_ptr<Operation> operation) {
+  operation->id.seq = running_->seq;
+  operation->beside = operation->channel->called;
+  running_->operation = std::move(operation);
   engine_.adopt();
   pending_.fetch_add(1);
-  return Quick::started;
 }
 
 // An all_reduce that is asked for, if it is not the same as the last time.
@@ -410,7 +426,7 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
   describe(count, type, memory.reduction.op);
   const Description& what = all_reduce_;
   const uint32_t fingerprint = all_reduce_fingerprint_;
-  const uint32_t seq = next_seq_++;
+  const uint32_t seq = take_seq();
   remember(seq, what, fingerprint);
   record_quick(seq, what, fingerprint);
   ++next_phase_;
@@ -437,12 +453,9 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
   Running& r = running_.emplace(*this, memory, seq, phase);
   r.moves.reserve(0, phase, phase);
   r.step = 1;
-  r.operation = make();
-  r.operation->id.seq = seq;
   entry_ = &record::slow(lane_, *entry_, seq, r.moves.phases(), engine_.clock().now());
   row_ = 0;
-  engine_.adopt();
-  pending_.fetch_add(1);
+  take(make());
   if (!waited_for) look_after();
   return Quick::started;
 }

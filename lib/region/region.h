@@ -88,13 +88,15 @@ class Region final : public Companion {
 
   // For the engine's turn.
   bool progress();
-  // Fails what is over its deadline; returns the next one.
+  // Fails what is over its deadline, and asks about what has waited for long; returns when it wants
+  // to be called again.
   Nanoseconds check_deadline(Nanoseconds now);
   // Asks for a bell at the next news. False: there is some already.
   [[nodiscard]] bool arm();
   [[nodiscard]] bool pending() const override { return pending_.load() != 0; }
   void fail(const Status& why) override;
   [[nodiscard]] std::string recall(uint32_t seq) override;
+  [[nodiscard]] uint32_t called() const override;
   [[nodiscard]] bool waits_for(int rank) override;
 
   [[nodiscard]] uint64_t bytes_written() const { return record::get(lane_.sent); }
@@ -131,8 +133,9 @@ class Region final : public Companion {
     bool reserved = false, copied = false, timed = false;
     uint32_t free_at = 0;
     Way way = Way::plain;
-    Offered mine = {};    // not with Way::plain
-    bool inside = false;  // Desk::inside is set
+    Offered mine = {};     // not with Way::plain
+    bool inside = false;   // Desk::inside is set
+    Nanoseconds ask_at{};  // when to ask whether the others called the same; 0: not known yet
   };
   enum class Progress : uint8_t { waits, moved, over };
   struct Finished {
@@ -156,6 +159,8 @@ class Region final : public Companion {
   bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
   void show(uint32_t phase, uint32_t fingerprint);
   void greet(uint32_t phase, uint32_t fingerprint);
+  uint32_t take_seq();
+  void take(std::unique_ptr<Operation> operation);
   void make_plan(const Description& what);
   Running& start(const Description& what, const Operation::Memory& memory, Nanoseconds called);
   void start_next();
@@ -182,6 +187,7 @@ class Region final : public Companion {
   void describe(size_t count, DType type, Op op);
   void remember(uint32_t seq, const Description& what, uint32_t fingerprint);
   void look_after();
+  Nanoseconds ask(const Engine::Question& question, Nanoseconds now);
   void sleep(int rank, uint32_t phase, Nanoseconds most);
   void await(int rank, uint32_t phase);
   [[nodiscard]] Awaited awaited() const;
@@ -201,8 +207,9 @@ class Region final : public Companion {
 
   std::mutex queue_lock_;  // guards queue_
   std::deque<std::unique_ptr<Operation>> queue_;
-  std::atomic<int> pending_{0};   // submitted and not over
-  std::atomic<int> attended_{0};  // threads inside wait()
+  std::atomic<uint32_t> queued_{0};  // in queue_, and no number taken
+  std::atomic<int> pending_{0};      // submitted and not over
+  std::atomic<int> attended_{0};     // threads inside wait()
   std::mutex attendant_;
 
   std::mutex failure_lock_;  // guards failure_
@@ -223,9 +230,9 @@ class Region final : public Companion {
   int reluctance_ = 0, longest_reluctance_ = 0;
   std::vector<Finished> finished_;
   uint32_t next_phase_ = 1;
-  uint32_t all_at_ = 0;  // all others are known to have reached this phase
-  uint32_t next_seq_ = 0;
-  Description all_reduce_;  // the latest that describe() made
+  uint32_t all_at_ = 0;                // all others are known to have reached this phase
+  std::atomic<uint32_t> next_seq_{0};  // read by any thread
+  Description all_reduce_;             // the latest that describe() made
   uint32_t all_reduce_fingerprint_ = 0;
   std::array<Channel::Past, 64> history_;
   size_t latest_ = 0;
