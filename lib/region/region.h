@@ -32,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/cores.h"
 #include "lib/engine/engine.h"
 #include "lib/region/direct.h"
 #include "lib/region/moves.h"
@@ -198,6 +199,7 @@ class Region final : public Companion {
   std::atomic<bool> turn_{false};  // taken; guards what follows
   Ring ring_a_, ring_b_;
   WriteChoice choice_;
+  Courtesy courtesy_;
   Plan plan_;
   std::optional<Running> running_;
   bool stalled_ = false;  // and the engine knows

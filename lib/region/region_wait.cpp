@@ -7,7 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "lib/base/cores.h"
 #include "lib/region/region.h"
 #include "lib/region/waiting.h"
 
@@ -35,10 +34,7 @@ bool Region::wait_for(int rank, uint32_t phase) {
     relax();
     if (reached(rank, phase)) return true;
   }
-  for (int i = 0; i < patience_.yields; ++i) {
-    sched_yield();
-    if (reached(rank, phase)) return true;
-  }
+  if (courtesy_.offer(patience_.yields, [&] { return reached(rank, phase); })) return true;
   const Nanoseconds begun = engine_.clock().now();
   bool came = false;
   Nanoseconds now{};
