@@ -27,16 +27,16 @@ inline void relax() {
 #endif
 }
 
-// For a thread that sleeps between short pieces of work: asks the scheduler to run it soon when it is
-// woken beside threads that compute, at the price of shorter runs. A wish: where the kernel knows no
-// such thing (Linux before 6.12) nothing changes.
+// For a thread that sleeps between short pieces of work: asks the scheduler to run it soon when it
+// is woken beside threads that compute, at the price of shorter runs. A wish: where the kernel
+// knows no such thing (Linux before 6.12) nothing changes.
 void run_soon_when_woken();
 
 // Offers the core to others between the turns of a waiting loop, as long as that is cheap. Among
-// threads that wait for each other it is: they take over for microseconds. Who offers it to one that
-// computes gets it back when that one's slice is over, milliseconds later, whereas who sleeps is run
-// soon after it is woken. So where an offer has taken long, there are none for a while. One thread
-// at a time.
+// threads that wait for each other it is: they take over for microseconds. Who offers it to one
+// that computes gets it back when that one's slice is over, milliseconds later, whereas who sleeps
+// is run soon after it is woken. So where an offer has taken long, there are none for a while. One
+// thread at a time.
 class Courtesy {
  public:
   // Up to `times`, until done(); false: not done.
