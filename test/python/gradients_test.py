@@ -11,7 +11,7 @@ RANKS = 3
 
 
 def on_ranks(fn, ranks=RANKS):
-    return ringfold.run(fn, ranks=ranks, timeout=50)
+    return ringfold.run(fn, ranks=ranks, timeout=100)
 
 
 def refused(code, words, call, *arguments, **options):
