@@ -78,7 +78,9 @@ def main():
         if asked.returncode != 0:
             print("SKIPPED pip_install: PyPI cannot be reached:", asked.stderr.strip().splitlines()[-1])
             return
-        run(fresh, "-m", "pip", "install", "-q", "numpy", what_to_install(source, python, folder))
+        # Without the device kernels, which take longer than everything else.
+        run(fresh, "-m", "pip", "install", "-q", "--config-settings=setup-args=-Dcuda=disabled", "numpy",
+            what_to_install(source, python, folder))
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         print(run(fresh, "-c", f"FILES = {FILES!r}" + RANKS_WORK, cwd=folder, env=environment).strip())
         torch = subprocess.run([python, "-c", "import torch; print(torch.__path__[0])"], capture_output=True,
