@@ -207,9 +207,9 @@ Status Work::wait(Nanoseconds timeout) {
   if (state_) return state_->wait(timeout);
   // An operation that was over before its call returned counts as waited for at once only if it is:
   // who computes first shall have the next one run beside it. Small ones are not worth the look.
-  waits_at_once =
-      timeout != Nanoseconds(0) && (brief_.returned == Nanoseconds(0) ||
-                                    steady_clock().now() - brief_.returned < kAtOnce);
+  if (timeout != Nanoseconds(0))
+    waits_at_once =
+        brief_.returned == Nanoseconds(0) || steady_clock().now() - brief_.returned < kAtOnce;
   return {};
 }
 
