@@ -13,9 +13,11 @@
 namespace ringfold {
 namespace {
 
-// Offers that took so long went to somebody who computes; ranks work on a block for less.
-constexpr Nanoseconds kDear = std::chrono::microseconds(500);
-constexpr int kRest = 50;  // times that, until the next offer
+// Offers that took so long went to somebody who computes; ranks work on a block for less. One may
+// be a disturbance.
+constexpr Nanoseconds kDear = std::chrono::milliseconds(1);
+constexpr int kDearInARow = 2;
+constexpr int kRest = 20;  // times that, until the next offer
 
 }  // namespace
 
@@ -73,7 +75,10 @@ void Courtesy::yield() {
 
 void Courtesy::note(Nanoseconds begun) {
   const Nanoseconds now = steady_clock().now();
-  if (now - begun >= kDear) none_until_ = now + kRest * (now - begun);
+  if (now - begun < kDear)
+    dear_ = 0;
+  else if (++dear_ >= kDearInARow)
+    none_until_ = now + kRest * (now - begun);
 }
 
 std::string Cores::encode() const {

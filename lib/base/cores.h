@@ -64,6 +64,7 @@ class Courtesy {
  private:
   static void yield();
   void note(Nanoseconds begun);
+  int dear_ = 0;  // offers in a row that took long
   Nanoseconds none_until_{};
 };
 
