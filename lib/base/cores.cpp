@@ -16,8 +16,8 @@ namespace {
 // Offers that took so long went to somebody who computes; ranks work on a block for less. One may
 // be a disturbance.
 constexpr Nanoseconds kDear = std::chrono::milliseconds(1);
-constexpr int kDearInARow = 2;
-constexpr int kRest = 20;  // times that, until the next offer
+constexpr int kRemembered = 64;  // offers
+constexpr int kRest = 20;        // times what it took, until the next offer
 
 }  // namespace
 
@@ -75,10 +75,13 @@ void Courtesy::yield() {
 
 void Courtesy::note(Nanoseconds begun) {
   const Nanoseconds now = steady_clock().now();
-  if (now - begun < kDear)
-    dear_ = 0;
-  else if (++dear_ >= kDearInARow)
-    none_until_ = now + kRest * (now - begun);
+  const bool dear_before = dear_ > 0;
+  if (now - begun < kDear) {
+    if (dear_before) --dear_;
+    return;
+  }
+  dear_ = kRemembered;
+  if (dear_before) none_until_ = now + kRest * (now - begun);
 }
 
 std::string Cores::encode() const {

@@ -64,7 +64,7 @@ class Courtesy {
  private:
   static void yield();
   void note(Nanoseconds begun);
-  int dear_ = 0;  // offers in a row that took long
+  int dear_ = 0;  // offers until one that took long is forgotten
   Nanoseconds none_until_{};
 };
 
