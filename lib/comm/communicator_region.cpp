@@ -73,8 +73,10 @@ std::shared_ptr<Work::State> Communicator::Impl::region_state(const Description&
 
 Work::Brief Communicator::Impl::brief_of(const Call& call, Nanoseconds begun, bool direct) const {
   Work::Brief brief = brief_of(call);
-  if (begun != Nanoseconds::min())
-    brief.seconds = std::chrono::duration<float>(steady_clock().now() - begun).count();
+  if (begun != Nanoseconds::min()) {
+    brief.returned = steady_clock().now();
+    brief.seconds = std::chrono::duration<float>(brief.returned - begun).count();
+  }
   brief.direct = direct;
   return brief;
 }

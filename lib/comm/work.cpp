@@ -124,7 +124,8 @@ Status Work::State::wait(Nanoseconds timeout) {
     helped = world;
     worked = region;
   }
-  if (now - std::max(started, returned) < kAtOnce) waits_at_once = true;
+  if (timeout != Nanoseconds(0) && now - std::max(started, returned) < kAtOnce)
+    waits_at_once = true;
   if (is_done()) return outcome();
   const Waiting counted(record, now);
   while (!is_done()) {
@@ -204,7 +205,11 @@ bool Work::done() const {
 
 Status Work::wait(Nanoseconds timeout) {
   if (state_) return state_->wait(timeout);
-  waits_at_once = true;
+  // An operation that was over before its call returned counts as waited for at once only if it is:
+  // who computes first shall have the next one run beside it. Small ones are not worth the look.
+  if (timeout != Nanoseconds(0))
+    waits_at_once =
+        brief_.returned == Nanoseconds(0) || steady_clock().now() - brief_.returned < kAtOnce;
   return {};
 }
 

@@ -15,6 +15,8 @@ constexpr size_t kWholeOfTwo = 64 << 10, kWholeOfMore = 8 << 10;
 // A block, in bytes of all parts together: long enough to be worth a phase, short enough for the
 // caches between its stages.
 constexpr size_t kLongestBlock = 256 << 10;
+// Where ranks share cores a phase costs handing them over, so what has many has longer ones.
+constexpr size_t kLongestCrowdedBlock = 1 << 20, kCrowdedBlocks = 4;
 constexpr size_t kLine = 64;
 // Copies into a pool tell how long a line takes to write; beyond so many nanoseconds it must have
 // come from a distant cache. The best of a few counts: a rank may lose its core in between. Of
@@ -60,7 +62,10 @@ Shape shape_of(const Schedule& what, size_t element_bytes, const Room& room) {
   shape.small = bytes <= inline_bytes(what.size);
   const bool spread = what.collective == Collective::all_gather ||
                       what.collective == Collective::gather;  // others copy this from everybody
-  const size_t longest = std::min(kLongestBlock / (spread ? ranks : 1), room.pool_bytes / 4);
+  const size_t most = room.crowded
+                          ? std::clamp(bytes / kCrowdedBlocks, kLongestBlock, kLongestCrowdedBlock)
+                          : kLongestBlock;
+  const size_t longest = std::min(most / (spread ? ranks : 1), room.pool_bytes / 4);
   const size_t block_bytes = std::min(bytes, longest);
   const size_t line = std::max<size_t>(1, kLine / element_bytes);
   shape.block = shape.total;

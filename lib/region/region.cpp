@@ -13,6 +13,9 @@
 namespace ringfold::region {
 namespace {
 
+// An operation of so many bytes may be over before the engine's thread could be awake to look after
+// it: its call waits for that, briefly.
+constexpr size_t kBriefBytes = 64 << 10;
 // Phases that the engine's thread works through before it looks at something else.
 constexpr int kPhasesATurn = 16;
 
@@ -48,7 +51,7 @@ Region::~Region() = default;
 // ---- flags ------------------------------------------------------------------------------------
 
 inline bool Region::came(int rank, uint32_t phase, Wait wait) {
-  if (reached(rank, phase) || (wait == Wait::ordinary && wait_for(rank, phase))) return true;
+  if (reached(rank, phase) || (wait != Wait::no && wait_for(rank, phase, wait))) return true;
   await(rank, phase);
   return false;
 }
@@ -327,14 +330,16 @@ bool Region::work(Wait wait, bool in_turn) {
 
 void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
   operation->beside = operation->channel->called;
+  const Description& what = operation->what;
+  const bool brief = what.schedule.count * size_of(what.type) <= kBriefBytes;
   engine_.adopt();
-  pending_.fetch_add(1);
+  const bool alone = pending_.fetch_add(1) == 0;
   {
     const std::lock_guard lock(queue_lock_);
     queued_.fetch_add(1);
     queue_.push_back(std::move(operation));
   }
-  work(Wait::no, false);
+  work(brief && alone ? Wait::briefly : Wait::no, false);
   if (!waited_for) look_after();
 }
 
@@ -441,7 +446,7 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
   if (verify_) flag.check = checksum(payload, count * element);
   show(phase, fingerprint);
   if (shown(Moves::Whom::everybody, 0, phase, fingerprint,
-            waited_for ? Wait::ordinary : Wait::no) &&
+            waited_for ? Wait::ordinary : Wait::briefly) &&
       (!verify_ || payloads_intact(phase, count * element, seq))) {
     fold_payloads(phase, what, memory.recv);
     record::over(lane_, seq);

@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/cores.h"
 #include "lib/engine/engine.h"
 #include "lib/region/direct.h"
 #include "lib/region/moves.h"
@@ -148,12 +149,13 @@ class Region final : public Companion {
     uint32_t phase;
   };
   class Turn;
-  // What to do if a flag is not there: nothing, or wait for it a little while, with the turn.
-  enum class Wait : uint8_t { no, ordinary };
+  // What to do if a flag is not there: nothing, or wait for it with the turn, some microseconds or a
+  // little while.
+  enum class Wait : uint8_t { no, briefly, ordinary };
 
   [[nodiscard]] bool reached(int rank, uint32_t phase) const;
   bool came(int rank, uint32_t phase, Wait wait);
-  bool wait_for(int rank, uint32_t phase);
+  bool wait_for(int rank, uint32_t phase, Wait wait);
   bool all_reached(uint32_t phase, Wait wait);
   bool shown(Moves::Whom whom, int root, uint32_t phase, uint32_t fingerprint, Wait wait);
   bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
@@ -220,6 +222,7 @@ class Region final : public Companion {
   std::atomic<bool> turn_{false};  // taken; guards what follows
   Ring ring_a_, ring_b_;
   WriteChoice choice_;
+  Courtesy courtesy_;
   Plan plan_;
   std::optional<Running> running_;
   bool stalled_ = false;  // and the engine knows

@@ -7,7 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "lib/base/cores.h"
 #include "lib/region/region.h"
 #include "lib/region/waiting.h"
 
@@ -16,6 +15,8 @@ namespace {
 
 // A wait longer than this is no ordinary one: the engine then looks after failures.
 constexpr Nanoseconds kOrdinary = std::chrono::milliseconds(2);
+// Turns of a brief wait: less than waking a thread costs.
+constexpr int kBriefSpins = 200;
 // A sleeper looks around so often.
 constexpr Nanoseconds kLookAround = std::chrono::milliseconds(50);
 
@@ -30,15 +31,15 @@ void Region::look_after() {
 
 // Spins, offers the core to others, then sleeps; but not for ever, since nothing else goes on here
 // while we have the turn.
-bool Region::wait_for(int rank, uint32_t phase) {
-  for (int i = 0; i < patience_.spins; ++i) {
+bool Region::wait_for(int rank, uint32_t phase, Wait wait) {
+  const int spins =
+      wait == Wait::briefly ? std::min(patience_.spins, kBriefSpins) : patience_.spins;
+  for (int i = 0; i < spins; ++i) {
     relax();
     if (reached(rank, phase)) return true;
   }
-  for (int i = 0; i < patience_.yields; ++i) {
-    sched_yield();
-    if (reached(rank, phase)) return true;
-  }
+  if (wait == Wait::briefly) return false;
+  if (courtesy_.offer(patience_.yields, [&] { return reached(rank, phase); })) return true;
   const Nanoseconds begun = engine_.clock().now();
   bool came = false;
   Nanoseconds now{};
