@@ -80,3 +80,37 @@ TEST_CASE("256 ranks on one host start, reduce 4 bytes and end within 20 s of a 
   CHECK(spent < 20);
   check_holdings(ranks_of(run), 256);
 }
+
+namespace {
+
+// The model and the simulator of an all-reduce on 4,096 ranks agree within a percent.
+void simulate_4096(const std::string& algorithm, const std::string& bytes) {
+  const Folder folder;
+  const std::string json = folder.file("sim.json");
+  const double before = processor_seconds();
+  const Outcome run = tool({"sim", "--ranks", "4096", "--bytes", bytes, "--bandwidth", "100Gbit/s",
+                            "--latency", "2us", "--algorithm", algorithm, "--json", json});
+  INFO(run.err);
+  REQUIRE(run.status == 0);
+  const auto j = read_json(json);
+  rusage used{};
+  getrusage(RUSAGE_CHILDREN, &used);
+  fmt::print("{} of {}: {} events, {:.1f} s, {:.1f} s of processor time, {} MiB\n", algorithm,
+             bytes, j["events"].get<uint64_t>(), run.seconds, processor_seconds() - before,
+             used.ru_maxrss / 1024);
+  CHECK(j["ok"] == true);
+  CHECK(j["algorithm"] == algorithm);
+  CHECK(j["ratio"].get<double>() == Approx(1).epsilon(0.01));
+  CHECK(used.ru_maxrss < (6L << 20));  // KiB; of the largest child
+}
+
+}  // namespace
+
+TEST_CASE("4,096 simulated ranks: few steps") {
+  simulate_4096("recursive_doubling", "4KiB");
+  simulate_4096("halving_doubling", "64KiB");
+}
+
+TEST_CASE("4,096 simulated ranks: a ring", "[.]") {
+  simulate_4096("ring", "64MiB");
+}

@@ -110,6 +110,9 @@ std::vector<Ways> ways_of(const std::vector<Member>& members) {
   return all;
 }
 
+// An address of a Member with this name: why it has no UCX, though it wants it.
+constexpr const char* kWhyNoUcx = "no ucx";
+
 // Whether every two of them have a way in common. The same on all ranks.
 bool all_connected(const std::vector<Member>& members) {
   const auto connected = [](const Ways& a, const Ways& b) {
@@ -251,6 +254,7 @@ Status World::open_ucx(const std::vector<Member>& all, Member* mine) {
       mine->addresses.emplace_back(kUcxOfDevice, "");
   } else {
     log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
+    mine->addresses.emplace_back(kWhyNoUcx, ucx.status().message());
   }
   return {};
 }
@@ -370,6 +374,9 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
     routes_[peer] = ucx_.get();
     return ucx_->connect(member.rank, *ucx);
   }
+  for (const Member* one : {&mine, &member})
+    if (const std::string* const why = address_of(*one, kWhyNoUcx))
+      lacks += fmt::format("; rank {}: {}", one->rank, *why);
   return {
       Code::unsupported,
       fmt::format("no transport reaches rank {} on host {} from rank {} on host {}: allowed are "
