@@ -22,9 +22,13 @@ int main() {
     return 1;
   }
   std::set<int64_t> processes;
-  for (const Member& member : met->members) processes.insert(member.pid);
-  fmt::print("{}: rank {} of {}, local {}, {} processes, {}\n", where->source, where->rank,
-             where->size, where->local_rank.value_or(-1), processes.size(),
+  std::set<std::string> hosts;
+  for (const Member& member : met->members) {
+    processes.insert(member.pid);
+    hosts.insert(member.host);
+  }
+  fmt::print("{}: rank {} of {}, local {}, {} processes on {}, {}\n", where->source, where->rank,
+             where->size, where->local_rank.value_or(-1), processes.size(), hosts.size(),
              where->secret.empty() ? "open" : "secret");
   std::fflush(stdout);
   if (met->control) met->control->leave();

@@ -194,6 +194,8 @@ TEST_CASE("Open MPI") {
 TEST_CASE("contact texts of ORTE") {
   CHECK(orte_hosts("17.0;tcp://10.0.0.1,10.1.0.1:5000;tcp6://[fd00::1]:6000", 7) ==
         "10.0.0.1:7,10.1.0.1:7,[fd00::1]:7");
+  CHECK(orte_hosts("prterun-a-1@0.0;tcp://10.0.0.1,10.1.0.1:5000:24,16", 7) ==
+        "10.0.0.1:7,10.1.0.1:7");
   for (const char* nothing : {"", "17.0", "tcp://", ";;;", "tcp://10.0.0.1", "://:"}) {
     INFO(nothing);
     CHECK(orte_hosts(nothing, 7).empty());
@@ -271,8 +273,9 @@ void check_three_ranks(const Run& result, const std::string& source, const std::
   INFO(result.output);
   CHECK(result.status == 0);
   for (int rank = 0; rank < 3; ++rank) {
-    CHECK_THAT(result.output, Contains(fmt::format("{}: rank {} of 3, local {}, 3 processes, {}\n",
-                                                   source, rank, rank, secret)));
+    CHECK_THAT(result.output,
+               Contains(fmt::format("{}: rank {} of 3, local {}, 3 processes on 1, {}\n", source,
+                                    rank, rank, secret)));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -144,6 +145,7 @@ class Launcher {
     watch_signals();
     // Orphans of the ranks come to us, so that they can be found and ended, too.
     prctl(PR_SET_CHILD_SUBREAPER, 1);
+    allow_descriptors();
     const std::string secret = random_secret();
     const uint16_t port = free_port();
     for (int rank = 0; rank < what_.ranks && !stopping(); ++rank) start(rank, port, secret);
@@ -183,6 +185,14 @@ class Launcher {
     child_ended_ = Fd(signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
     stop_asked_ = Fd(signalfd(-1, &stop, SFD_CLOEXEC | SFD_NONBLOCK));
     if (child_ended_.get() < 0 || stop_asked_.get() < 0) refuse("signalfd");
+  }
+
+  // Two pipes a rank. The ranks themselves get the limit that there was.
+  void allow_descriptors() {
+    const rlim_t needed = 2 * static_cast<rlim_t>(what_.ranks) + 64;
+    if (getrlimit(RLIMIT_NOFILE, &old_limit_) != 0 || old_limit_.rlim_cur >= needed) return;
+    const rlimit more{std::min(needed, old_limit_.rlim_max), old_limit_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &more);
   }
 
   void start(int rank, uint16_t port, const std::string& secret) {
@@ -234,6 +244,7 @@ class Launcher {
     dup2(out, STDOUT_FILENO);
     dup2(err, STDERR_FILENO);
     sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+    if (old_limit_.rlim_max != 0) setrlimit(RLIMIT_NOFILE, &old_limit_);
   }
 
   // Waits for whatever comes next, and handles it.
@@ -367,6 +378,7 @@ class Launcher {
   std::vector<Stream> streams_;
   Fd child_ended_, stop_asked_;
   sigset_t old_mask_{};
+  rlimit old_limit_{};
   std::optional<int> first_failure_;
   std::optional<Clock::time_point> kill_at_;  // set once everything is to end
 };

@@ -11,10 +11,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <set>
 #include <sstream>
 
 #include "tools/probes.h"
+#include "transports/ucx_transports.h"
 
 namespace ringfold::tools {
 namespace {
@@ -104,17 +104,17 @@ Json parsed(const Child& child) {
   return result;
 }
 
-// Transports that UCX's own tool lists, where that is installed.
-Json ucx_transports() {
-  const Child child = in_child([] { execlp("ucx_info", "ucx_info", "-d", nullptr); });
-  std::set<std::string> names;
-  std::istringstream lines(child.output);
-  for (std::string line; std::getline(lines, line);) {
-    const auto at = line.find("Transport: ");
-    if (at != line.npos) names.insert(line.substr(at + 11));
-  }
-  if (names.empty()) return "not listed (ucx_info is not installed)";
-  return Json(names);
+// What the ranks would get, one a line.
+void print_ucx_transports() {
+  const auto transports = ucx_transports(ucx_transports_wanted());
+  if (!transports.ok()) return fmt::print("refused {}\n", transports.status().message());
+  for (const std::string& name : *transports)
+    fmt::print("{} {}\n", is_rdma(name) ? "rdma" : "transports", name);
+}
+
+Json list_of(const Json& j, const char* key) {
+  if (!j.contains(key)) return Json::array();
+  return j[key].is_array() ? j[key] : Json::array({j[key]});
 }
 
 }  // namespace
@@ -127,6 +127,7 @@ Json probe_ucx(Problems& problems) {
     auto* const version = find<const char*()>(library, "ucp_get_version_string");
     if (version != nullptr) fmt::print("version {}\n", version());
     print_path(reinterpret_cast<void*>(version));
+    print_ucx_transports();
   }));
   if (j["found"] != true) {
     problems.emplace_back(
@@ -135,7 +136,12 @@ Json probe_ucx(Problems& problems) {
     return j;
   }
   if (j.contains("trouble")) problems.push_back("UCX " + j["trouble"].get<std::string>());
-  j["transports"] = ucx_transports();
+  if (j.contains("refused")) problems.push_back(j["refused"].get<std::string>());
+  Json rdma = list_of(j, "rdma");
+  Json transports = list_of(j, "transports");
+  transports.insert(transports.end(), rdma.begin(), rdma.end());
+  j["transports"] = transports;
+  j["rdma"] = rdma.empty() ? Json("none: the processor moves the bytes") : rdma;
   return j;
 }
 

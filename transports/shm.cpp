@@ -50,7 +50,7 @@ Status Shm::connect(Peer peer, std::string_view text) {
   auto watch = post_.watch(*address);
   if (!watch.ok())
     n->lost = {watch.status().code(), fmt::format("rank {}: {}", peer, watch.status().message())};
-  else if (post_.ring(*address) == Post::Sent::gone)
+  else if (!post_.reaches(*address))
     n->lost =
         errno == EPERM
             ? Status(Code::unsupported,
@@ -246,14 +246,11 @@ bool Shm::glance() {
   const bool look = silent_peers_ && glanced_ - looked_ >= kBetweenLooks;
   if (look) looked_ = glanced_;
   bool moved = false;
-  if (post_.stirred() || look) {
-    // Deaths first: what is read after that is all there will ever be.
-    for (const auto& n : neighbours_)
-      if (n && n->fault.ok() && n->watch.dead())
-        n->fault = {Code::peer_lost,
-                    fmt::format("rank {} (process {}) has died", n->peer, n->address.pid)};
+  const Post::Stir stir = post_.stirred();
+  // Deaths first: what is read after that is all there will ever be.
+  if (stir.death || look) look_for_deaths();
+  if (stir.any || look)
     for (; auto news = post_.next(); moved = true) read(std::move(*news));
-  }
   for (const auto& n : neighbours_) {
     if (!n || n->fault.ok() || !n->lost.ok()) continue;
     while (take(*n)) {
@@ -264,14 +261,23 @@ bool Shm::glance() {
   return moved;
 }
 
+void Shm::look_for_deaths() {
+  for (const auto& n : neighbours_)
+    if (n && n->fault.ok() && n->watch.dead())
+      n->fault = {Code::peer_lost,
+                  fmt::format("rank {} (process {}) has died", n->peer, n->address.pid)};
+}
+
 void Shm::read(Post::News news) {
   Neighbour* from = nullptr;
   for (const auto& n : neighbours_)
     if (n && n->address.token == news.from) from = n.get();
   if (from == nullptr) return strangers_.push_back(std::move(news));
   if (news.what == Post::News::What::segment) return adopt(*from, news.segment);
-  if (news.what == Post::News::What::goodbye && from->fault.ok())
+  if (news.what == Post::News::What::goodbye && from->fault.ok()) {
     from->fault = {Code::peer_lost, fmt::format("rank {} has left", from->peer)};
+    from->left = true;
+  }
 }
 
 void Shm::adopt(Neighbour& n, const Fd& segment) {
@@ -304,7 +310,10 @@ void Shm::lose(Neighbour& n) {
   n.handing_over = Fd();
   for (Completion* completion : gone)
     if (completion != nullptr) completion->done(completion, n.lost);
-  if (on_lost) on_lost(n.peer, n.lost);
+  if (n.left && on_left)
+    on_left(n.peer);
+  else if (on_lost)
+    on_lost(n.peer, n.lost);
 }
 
 int Shm::arm() {

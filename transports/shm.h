@@ -71,6 +71,7 @@ struct Neighbour {
   Peer peer = -1;
   Address address;
   Post::Watch watch;
+  bool left = false;    // it said goodbye
   Status fault;         // it ends as soon as what it sent has been received
   bool broken = false;  // nothing it sent can be trusted
   Status lost;          // it has ended
@@ -126,6 +127,7 @@ class Shm final : public Transport {
   void lose(Neighbour& n);
   bool wake_up();
   bool glance();
+  void look_for_deaths();
   void read(Post::News news);
   void settle(Met met);
   void adopt(Neighbour& n, const Fd& segment);

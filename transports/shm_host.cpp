@@ -13,6 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
@@ -37,6 +38,20 @@ struct Letter {
 };
 static_assert(sizeof(Letter) == 44 && std::is_trivially_copyable_v<Letter>);
 
+// What epoll says of the descriptor of a process; of the others it says 0.
+constexpr uint64_t kDeath = 1;
+
+sockaddr_un name_of(const Address& to) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::memcpy(name.sun_path + 1, to.socket.data(), to.socket.size());
+  return name;
+}
+
+socklen_t name_bytes(const Address& to) {
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + to.socket.size());
+}
+
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
@@ -50,10 +65,12 @@ Mapping::~Mapping() {
 }
 
 Result<Mapping> Mapping::map(int fd) {
-  void* memory =
-      mmap(nullptr, sizeof(Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  void* memory = mmap(nullptr, sizeof(Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return system_error("mapping a shared segment");
   madvise(memory, sizeof(Segment), MADV_DONTFORK);
+  // What every message needs is there at once; the slots, thirty times as much, when large messages
+  // come. Kernels before 5.14 refuse, and let it come when it is touched.
+  madvise(memory, offsetof(Segment, slot), MADV_POPULATE_WRITE);
   return Mapping(static_cast<Segment*>(memory));
 }
 
@@ -197,16 +214,20 @@ bool Post::ours() const {
   return getpid() == address_.pid;
 }
 
+bool Post::reaches(const Address& to) const {
+  const Fd probe(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_un name = name_of(to);
+  if (!probe) return true;  // to be found out by the first letter
+  return connect(probe.get(), reinterpret_cast<sockaddr*>(&name), name_bytes(to)) == 0;
+}
+
 Post::Sent Post::send(const Address& to, const void* bytes, size_t size, int fd) {
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  std::memcpy(name.sun_path + 1, to.socket.data(), to.socket.size());
+  sockaddr_un name = name_of(to);
   iovec part{const_cast<void*>(bytes), size};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
   message.msg_name = &name;
-  message.msg_namelen =
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + to.socket.size());
+  message.msg_namelen = name_bytes(to);
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   if (fd >= 0) {
@@ -281,12 +302,18 @@ std::optional<Post::News> Post::next() {
   }
 }
 
-bool Post::stirred() {
-  epoll_event event;
-  if (epoll_wait(epoll_.get(), &event, 1, 0) <= 0) return false;
+Post::Stir Post::stirred() {
+  std::array<epoll_event, 4> events;  // more than there are beside deaths
+  const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  Stir stir;
+  for (int i = 0; i < ready; ++i) {
+    stir.any = true;
+    stir.death |= events[static_cast<size_t>(i)].data.u64 == kDeath;
+  }
   uint64_t ticks;
-  [[maybe_unused]] const ssize_t was_set = read(timer_.get(), &ticks, sizeof(ticks));
-  return true;
+  if (stir.any) [[maybe_unused]]
+    const ssize_t was_set = read(timer_.get(), &ticks, sizeof(ticks));
+  return stir;
 }
 
 void Post::wake_within(Nanoseconds time) {
@@ -305,6 +332,7 @@ Result<Post::Watch> Post::watch(const Address& peer) {
   if (process_started(peer.pid) != peer.started) return gone;
   epoll_event event{};
   event.events = EPOLLIN;
+  event.data.u64 = kDeath;
   if (watch.pidfd_ && epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, watch.pidfd_.get(), &event) != 0)
     return system_error("epoll");
   return watch;

@@ -87,6 +87,9 @@ class Post {
   [[nodiscard]] const Address& address() const { return address_; }
 
   enum class Sent : uint8_t { yes, later, gone };
+  // Whether the peer's socket is there, without a word to it: a queue holds only ten letters, and
+  // hundreds may be asking. errno says why not.
+  [[nodiscard]] bool reaches(const Address& to) const;
   // Wakes the peer. Where its queue is full something is there for it to wake to.
   Sent ring(const Address& to);
   struct News {
@@ -113,8 +116,11 @@ class Post {
 
   // Readable on any message and any death that is watched.
   [[nodiscard]] int descriptor() const { return epoll_.get(); }
-  // Is it readable? One system call, however many processes are watched.
-  [[nodiscard]] bool stirred();
+  // Is it readable, and is that a death that is watched? One system call, however many are.
+  struct Stir {
+    bool any = false, death = false;
+  };
+  [[nodiscard]] Stir stirred();
   // False in a forked child, which must not speak in its parent's name.
   [[nodiscard]] bool ours() const;
 

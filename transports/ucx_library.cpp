@@ -60,13 +60,22 @@ bool user_wants_ucx_handlers() {
   return wish && *wish && std::string_view(wish) != "none";
 }
 
+// What goes wrong is told in our own words, by a status; UCX's are for those who ask for them.
+void* quiet(void* library) {
+  using Set = ucs_status_t (*)(const char*, const char*);
+  if (library == nullptr || std::getenv("UCX_LOG_LEVEL") != nullptr) return library;
+  if (auto* set = reinterpret_cast<Set>(dlsym(library, "ucs_global_opts_set_value")))
+    set("LOG_LEVEL", "fatal");
+  return library;
+}
+
 void* open_library() {
   if (void* loaded = dlopen(kLibrary, RTLD_LOCAL | RTLD_NOW | RTLD_NOLOAD)) return loaded;
-  if (user_wants_ucx_handlers()) return dlopen(kLibrary, RTLD_LOCAL | RTLD_NOW);
+  if (user_wants_ucx_handlers()) return quiet(dlopen(kLibrary, RTLD_LOCAL | RTLD_NOW));
   KeepSignals signals;
   void* library = dlopen(kLibrary, RTLD_LOCAL | RTLD_NOW);
   if (library) signals.restore(library);
-  return library;
+  return quiet(library);
 }
 
 template <class Function>
@@ -93,6 +102,7 @@ Result<UcxLibrary> load() {
   find(library, "ucp_init_version", ucx.ucp_init_version, missing);
   find(library, "ucp_cleanup", ucx.ucp_cleanup, missing);
   find(library, "ucp_context_query", ucx.ucp_context_query, missing);
+  find(library, "ucp_context_print_info", ucx.ucp_context_print_info, missing);
   find(library, "ucp_worker_create", ucx.ucp_worker_create, missing);
   find(library, "ucp_worker_destroy", ucx.ucp_worker_destroy, missing);
   find(library, "ucp_worker_get_address", ucx.ucp_worker_get_address, missing);

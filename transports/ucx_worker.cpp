@@ -5,6 +5,9 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <vector>
+
+#include "transports/ucx_transports.h"
 
 namespace ringfold {
 namespace {
@@ -14,10 +17,6 @@ namespace {
 constexpr unsigned kApiMajor = 1, kApiMinor = 13;
 // Eager bytes that are lent are read by the reductions, a cache line at a time.
 constexpr size_t kAlignment = 64;
-
-// Unless the user says otherwise: all but those in shared memory. They report no dead peer, so they
-// are never chosen, but a process that is killed would leave their segments behind in /dev/shm.
-constexpr const char* kTransports = "^sm";
 
 std::atomic<unsigned> forks{0};
 
@@ -57,14 +56,31 @@ Status UcxWorker::failed(const char* what, ucs_status_t why) const {
                       ucx_.ucp_get_version_string(), what, ucx_.ucs_status_string(why))};
 }
 
+namespace {
+
+// Where the user has asked for transports that this machine does not have: a sentence on both.
+Status asked_in_vain() {
+  const char* const asked = std::getenv("UCX_TLS");
+  if (asked == nullptr || ucx_transports(asked).ok()) return {};
+  const auto there = ucx_transports("all");
+  std::string list;
+  if (there.ok())
+    for (const std::string& name : *there) list += (list.empty() ? "" : ", ") + name;
+  return {Code::system, fmt::format("UCX_TLS={} asks for transports that this machine does not "
+                                    "have; there are {}",
+                                    asked, list.empty() ? "none" : list)};
+}
+
+}  // namespace
+
 Status UcxWorker::open_context(const std::string& net_devices) {
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucx_.ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return failed("cannot read its UCX_* variables", status);
   if (!net_devices.empty())
     status = ucx_.ucp_config_modify(config, "NET_DEVICES", net_devices.c_str());
-  if (status == UCS_OK && std::getenv("UCX_TLS") == nullptr)
-    status = ucx_.ucp_config_modify(config, "TLS", kTransports);
+  if (status == UCS_OK)
+    status = ucx_.ucp_config_modify(config, "TLS", ucx_transports_wanted().c_str());
   if (status == UCS_OK) {
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
@@ -74,6 +90,7 @@ Status UcxWorker::open_context(const std::string& net_devices) {
   ucx_.ucp_config_release(config);
   if (status != UCS_OK) {
     context_ = nullptr;
+    if (Status refused = asked_in_vain(); !refused.ok()) return refused;
     const std::string devices = net_devices.empty() ? "" : " with the devices " + net_devices;
     return failed(("cannot start" + devices).c_str(), status);
   }

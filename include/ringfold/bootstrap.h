@@ -34,8 +34,9 @@ struct Rendezvous {
   // MPI: PMI_*); srun (SLURM_PROCID, SLURM_NTASKS, first host of the step, port from the job id).
   // RINGFOLD_COORDINATOR, RINGFOLD_SECRET and RINGFOLD_SECRET_FILE count with every launcher.
   // Without a secret the job's own name or key stands in, where the launcher gives one (torchrun
-  // does not); only Open MPI's is really secret. Under mpirun on several hosts, without
-  // RINGFOLD_COORDINATOR, rank 0 must be on mpirun's own host.
+  // does not); only Open MPI's is really secret. On several hosts, without RINGFOLD_COORDINATOR,
+  // rank 0 of MPICH and Intel MPI leaves its address with mpirun (over PMI, unless the program has
+  // MPI in it); rank 0 of Open MPI must be on mpirun's own host.
   // invalid_argument: a variable is malformed, or some but not all are there; names it.
   // unsupported: none is set; the message lists how to start.
   [[nodiscard]] static Result<Rendezvous> from_environment();

@@ -1,6 +1,7 @@
 // Start-up from end to end: checks the rendezvous, meets the others, compares what must agree.
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -133,6 +134,16 @@ void warn_once(const Rendezvous& where, const std::vector<HostPort>& hosts) {
   });
 }
 
+// With hundreds of ranks on a host each needs as many descriptors, and rank 0 twice as many;
+// smaller worlds leave the limit as it is.
+void allow_descriptors(int size) {
+  rlimit limit{};
+  const rlim_t needed = 2 * static_cast<rlim_t>(size) + 1024;
+  if (size < 256 || getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 Result<Meeting> prepare(const Rendezvous& where) {
   Meeting meeting;
   meeting.rank = where.rank;
@@ -155,6 +166,7 @@ Result<Met> meet(const Rendezvous& where, Joined mine, const SecondRound& second
   if (!meeting.ok()) return meeting.status();
   meeting->second = second;
   warn_once(where, *hosts);
+  allow_descriptors(where.size);
   if (where.rank >= where.size) {
     meeting->deadline = std::min(meeting->deadline, meeting->begun + kTellWrongRank);
     [[maybe_unused]] const auto refused = join(*meeting, *hosts, std::move(mine));

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "lib/base/net.h"
 #include "lib/base/wire.h"
@@ -85,6 +86,7 @@ class Star final : public Control {
       if (links_[peer]) watch(peer, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
     }
     writing_.assign(links_.size(), true);
+    posted_.assign(links_.size(), false);
   }
 
   void tell(Notice notice) override;
@@ -96,11 +98,13 @@ class Star final : public Control {
   [[nodiscard]] bool hub() const { return rank_ == 0; }
   void watch(size_t peer, int operation, uint32_t events) const;
   void post(size_t peer, const std::string& frame);
+  void send_posted();
+  void send(size_t peer);
   void forward(const Notice& notice);
   bool serve(size_t peer);
   void hear(size_t peer, Notice notice);
   void depart(int who, Notice notice);
-  void drop(size_t peer);
+  void drop_departed();
   void say_goodbye(std::string_view frame, Nanoseconds deadline);
 
   const int rank_, size_;
@@ -108,6 +112,10 @@ class Star final : public Control {
   std::vector<std::unique_ptr<Link>> links_;  // by peer; all ranks but 0 have links_[0] only
   std::vector<bool> writing_;                 // by peer: epoll also waits for room to write
   std::vector<bool> gone_;                    // by rank: lost or left, and reported
+  std::vector<size_t> departed_;              // whose links are to be closed
+  std::vector<bool> posted_;                  // by peer: it is among posted_peers_
+  std::vector<size_t> posted_peers_;          // for whom something was queued and not yet sent
+  bool in_progress_ = false;                  // which sends what is posted, together
 };
 
 void Star::watch(size_t peer, int operation, uint32_t events) const {
@@ -117,12 +125,25 @@ void Star::watch(size_t peer, int operation, uint32_t events) const {
   epoll_ctl(epoll_.get(), operation, links_[peer]->socket().get(), &event);
 }
 
-// Queues the frame and sends what the connection takes now. If it fails, the next progress() sees
-// that: a failed link is always ready.
 void Star::post(size_t peer, const std::string& frame) {
+  if (!links_[peer] || gone_[peer]) return;
+  links_[peer]->queue(frame);
+  if (posted_[peer]) return;
+  posted_[peer] = true;
+  posted_peers_.push_back(peer);
+}
+
+// Sends what was posted, as far as the connections take it now. If one fails, the next progress()
+// sees that: a failed link is always ready.
+void Star::send_posted() {
+  for (const size_t peer : std::exchange(posted_peers_, {})) {
+    posted_[peer] = false;
+    if (links_[peer] && !gone_[peer]) send(peer);
+  }
+}
+
+void Star::send(size_t peer) {
   Link* const link = links_[peer].get();
-  if (link == nullptr) return;
-  link->queue(frame);
   link->write();
   const bool waiting = link->queued() > 0;
   if (waiting && !writing_[peer]) {
@@ -147,18 +168,25 @@ void Star::tell(Notice notice) {
   notice.origin = rank_;
   notice.text.resize(std::min(notice.text.size(), kMaxNoticeText));
   std::erase_if(notice.members, [&](int member) { return member < 0 || member >= size_; });
-  if (hub()) return forward(notice);
-  if (!links_.empty()) post(0, encode(notice));
+  if (hub())
+    forward(notice);
+  else if (!links_.empty())
+    post(0, encode(notice));
+  if (!in_progress_) send_posted();
 }
 
 bool Star::progress() {
   std::array<epoll_event, 64> events;
   const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   bool moved = false;
+  in_progress_ = true;
   for (int i = 0; i < ready; ++i) {
     const size_t peer = events[static_cast<size_t>(i)].data.u64;
-    if (links_[peer]) moved = serve(peer) || moved;
+    if (links_[peer] && !gone_[peer]) moved = serve(peer) || moved;
   }
+  in_progress_ = false;
+  send_posted();
+  drop_departed();
   return moved;
 }
 
@@ -166,8 +194,7 @@ bool Star::serve(size_t peer) {
   Link& link = *links_[peer];
   bool moved = link.write();
   moved = link.read() || moved;
-  // hear() may drop the link: the peer said goodbye.
-  while (links_[peer]) {
+  while (!gone_[peer]) {  // it may say goodbye
     const auto frame = link.next();
     if (!frame) break;
     moved = true;
@@ -178,7 +205,7 @@ bool Star::serve(size_t peer) {
     }
     hear(peer, std::move(*notice));
   }
-  if (!links_[peer]) return true;
+  if (gone_[peer]) return true;
   if (!link.ended().ok()) {
     depart(static_cast<int>(peer), lost(link.ended().message()));
     return true;
@@ -213,18 +240,20 @@ void Star::depart(int who, Notice notice) {
   notice.origin = who;
   notice.code = left ? Code::ok : Code::peer_lost;
   notice.members.clear();
-  if (hub() || who == 0) drop(static_cast<size_t>(who));
   if (hub()) forward(notice);
+  if (hub() || who == 0) departed_.push_back(static_cast<size_t>(who));
   if (on_notice) on_notice(notice);
 }
 
-// Closing also tells a peer that said goodbye that it has arrived.
-void Star::drop(size_t peer) {
-  if (peer < links_.size()) links_[peer].reset();
+// Closing also tells a peer that said goodbye that it has arrived. It may end now, which others
+// notice; so they have been told before, and know that it was no accident.
+void Star::drop_departed() {
+  for (const size_t peer : std::exchange(departed_, {}))
+    if (peer < links_.size()) links_[peer].reset();
 }
 
 void Star::leave() {
-  const Nanoseconds deadline = steady_clock().now() + kGoodbye;
+  const Nanoseconds deadline = steady_clock().now() + kGoodbye + size_ * kGoodbyePerRank;
   const Notice goodbye{.kind = Notice::Kind::left, .origin = rank_, .text = {}, .members = {}};
   say_goodbye(encode(goodbye), deadline);
   links_.clear();

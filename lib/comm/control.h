@@ -71,7 +71,8 @@ class Control {
   virtual bool progress() = 0;
   // A descriptor that becomes readable when progress() has something to do; the same all its life.
   virtual int arm() = 0;
-  // Says goodbye to everybody and waits, for at most kGoodbye, until it is known to have arrived.
+  // Says goodbye to everybody and waits, for at most kGoodbye and a little more for every rank that
+  // rank 0 has to listen to, until it is known to have arrived.
   // To be called once, at the end; no notices come any more.
   virtual void leave() = 0;
 
@@ -80,6 +81,7 @@ class Control {
   std::function<void(const Notice&)> on_notice;
 };
 inline constexpr Nanoseconds kGoodbye = std::chrono::seconds(1);
+inline constexpr Nanoseconds kGoodbyePerRank = std::chrono::milliseconds(20);
 
 struct Bootstrapped {
   std::vector<Member> members;       // by rank

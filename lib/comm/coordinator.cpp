@@ -2,7 +2,6 @@
 // anything, and the ranks that have.
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <list>
@@ -22,16 +21,6 @@ constexpr size_t kSpareStrangers = 64;       // beyond the ranks that may all co
 constexpr Nanoseconds kLinger = seconds(2);  // to tell a fault to ranks that come late
 constexpr Nanoseconds kFlush = seconds(1);   // to tell those who are there
 constexpr size_t kWindow = 256 * 1024;       // of the table, queued at once for each rank
-
-// With thousands of ranks rank 0 needs as many descriptors; others are left as they are.
-void allow_descriptors(int size) {
-  rlimit limit{};
-  const rlim_t needed = 2 * static_cast<rlim_t>(size) + 1024;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
-  if (size < 256) return;
-  limit.rlim_cur = std::min(needed, limit.rlim_max);
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 // Somebody who connected and has not proved to belong here.
 struct Stranger {
@@ -121,7 +110,6 @@ Status Coordinator::timed_out() const {
 }
 
 Result<Met> Coordinator::run() {
-  allow_descriptors(meeting_.size);
   gather();
   if (fault_.ok()) {
     std::vector<Agreement> agreements;

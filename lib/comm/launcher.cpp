@@ -13,6 +13,7 @@
 #include "lib/base/auth.h"
 #include "lib/base/base.h"
 #include "lib/base/net.h"
+#include "lib/comm/pmi.h"
 #include "ringfold/bootstrap.h"
 
 namespace ringfold {
@@ -115,6 +116,23 @@ Result<std::string> at_launcher(std::string_view launcher, const Rendezvous& whe
   return coordinator;
 }
 
+// Every address of this host that others may reach it by.
+std::string all_addresses(uint16_t port) {
+  constexpr size_t kMost = 900;  // of what a launcher keeps for a name
+  std::string all;
+  const auto interfaces = local_interfaces(setting("RINGFOLD_INTERFACES").value_or(""));
+  if (!interfaces.ok()) return all;
+  for (const Interface& interface : *interfaces) {
+    Address address = interface.address;
+    address.set_port(port);
+    const std::string text = address.to_string();
+    const bool scoped = text.find('%') != std::string::npos;  // means something here only
+    if (address.loopback() || scoped || all.size() + text.size() > kMost) continue;
+    all += (all.empty() ? "" : ",") + text;
+  }
+  return all;
+}
+
 Result<std::string> open_mpi_coordinator(const Rendezvous& where) {
   auto job = variable("PMIX_NAMESPACE");
   if (!job) job = variable("OMPI_MCA_ess_base_jobid");
@@ -122,16 +140,46 @@ Result<std::string> open_mpi_coordinator(const Rendezvous& where) {
   const uint16_t port = port_of_job("Open MPI " + *job);
   const auto local = number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks);
   if (local.ok() && *local == where.size) return fmt::format("127.0.0.1:{}", port);
-  return at_launcher("Open MPI", where,
-                     orte_hosts(variable("OMPI_MCA_orte_hnp_uri").value_or(""), port));
+  std::string contact = variable("OMPI_MCA_orte_hnp_uri").value_or("");
+  if (contact.empty()) contact = prte_contact();
+  // The processes beside mpirun of Open MPI 5 are told of it only that it is their server, number
+  // 0.
+  const std::string server = variable("PMIX_SERVER_URI41").value_or("");
+  if (contact.empty() && server.find("@0.0;") != std::string::npos)
+    return at_launcher("Open MPI", where,
+                       fmt::format("127.0.0.1:{},{}", port, all_addresses(port)));
+  return at_launcher("Open MPI", where, orte_hosts(contact, port));
+}
+
+// Names the job in the same way on all its hosts.
+std::string hydra_job() {
+  const std::string control = hydra_control_port();
+  return control.empty() ? variable("I_MPI_HYDRA_UUID").value_or("") : control;
+}
+
+// Rank 0 leaves its addresses with the launcher.
+Result<std::string> coordinator_by_pmi(const Rendezvous& where) {
+  const auto timeout = setting_duration("RINGFOLD_TIMEOUT");
+  if (!timeout.ok()) return timeout.status();
+  const Nanoseconds limit =
+      std::min<Nanoseconds>(timeout->value_or(std::chrono::minutes(10)), std::chrono::hours(24));
+  const auto said = [](std::string_view job) {
+    return all_addresses(port_of_job(fmt::format("PMI {}", job)));
+  };
+  auto told = pmi::tell_all(where.rank, said, steady_clock().now() + limit);
+  if (told.ok() && told->empty())
+    return bad(say_where("mpirun (PMI)", "rank 0 has no address that leads to other hosts"));
+  return told;
 }
 
 Result<std::string> hydra_coordinator(const Rendezvous& where) {
+  const std::string job = hydra_job();
+  const uint16_t port = port_of_job("hydra " + job);
+  const auto local = number("MPI_LOCALNRANKS", 1, kMostRanks);
+  if (!job.empty() && local.ok() && *local == where.size) return fmt::format("127.0.0.1:{}", port);
+  if (pmi::usable()) return coordinator_by_pmi(where);
   const std::string control = hydra_control_port();
   if (control.empty()) return bad(say_where("mpirun (PMI)", "this process was not started by it"));
-  const uint16_t port = port_of_job("hydra " + control);
-  const auto local = number("MPI_LOCALNRANKS", 1, kMostRanks);
-  if (local.ok() && *local == where.size) return fmt::format("127.0.0.1:{}", port);
   const std::string host = control.substr(0, control.rfind(':'));
   return at_launcher("mpirun (PMI)", where, fmt::format("{}:{}", host, port));
 }
@@ -158,7 +206,10 @@ std::string launcher_secret(std::string_view source) {
     if (const auto key = variable("OMPI_MCA_orte_precondition_transports")) return "ORTE " + *key;
     return "PMIx " + variable("PMIX_NAMESPACE").value_or("");
   }
-  if (source == "mpirun (PMI)") return "hydra " + hydra_control_port();
+  if (source == "mpirun (PMI)") {
+    const std::string job = hydra_job();
+    return job.empty() ? "" : "hydra " + job;
+  }
   if (source == "srun") {
     return fmt::format("Slurm {}.{}", variable("SLURM_JOB_ID").value_or(""),
                        variable("SLURM_STEP_ID").value_or("0"));
@@ -194,7 +245,7 @@ Result<std::string> coordinator_of(const Rendezvous& where) {
   if (where.source == "Open MPI") return open_mpi_coordinator(where);
   if (where.source == "mpirun (PMI)") {
     // srun offers PMI as well; then it is Slurm that knows the hosts.
-    if (hydra_control_port().empty() && variable("SLURM_PROCID")) return slurm_coordinator();
+    if (hydra_job().empty() && variable("SLURM_PROCID")) return slurm_coordinator();
     return hydra_coordinator(where);
   }
   if (where.source == "srun") return slurm_coordinator();
@@ -259,10 +310,12 @@ std::string orte_hosts(std::string_view contact, uint16_t port) {
     const std::string_view part = contact.substr(0, contact.find(';'));
     contact.remove_prefix(std::min(part.size() + 1, contact.size()));
     const size_t scheme = part.find("://");
-    const size_t colon = part.rfind(':');
-    if (scheme == std::string_view::npos || colon <= scheme + 3) continue;
-    std::string_view list = part.substr(scheme + 3, colon - scheme - 3);
+    if (scheme == std::string_view::npos) continue;
     const bool v6 = part.starts_with("tcp6");
+    // Behind the port Open MPI 5 also gives the length of the network's prefix.
+    const size_t colon = v6 ? part.rfind(':') : part.find(':', scheme + 3);
+    if (colon == std::string_view::npos || colon <= scheme + 3) continue;
+    std::string_view list = part.substr(scheme + 3, colon - scheme - 3);
     if (v6 && list.starts_with('[') && list.ends_with(']')) list = list.substr(1, list.size() - 2);
     while (!list.empty()) {
       const std::string_view host = list.substr(0, list.find(','));
@@ -273,17 +326,20 @@ std::string orte_hosts(std::string_view contact, uint16_t port) {
   return hosts;
 }
 
-std::string hydra_control_port() {
+namespace {
+
+// The word behind `option` in the command line of the nearest ancestor that has it, and whose name
+// contains `program`.
+std::string word_of_ancestor(std::string_view program, std::string_view option) {
   constexpr int kGenerations = 32;
-  constexpr std::string_view kOption = "--control-port";
   std::string pid = fmt::format("{}", getppid());
   for (int i = 0; i < kGenerations && pid != "0"; ++i) {
     std::ifstream command("/proc/" + pid + "/cmdline", std::ios::binary);
-    bool hydra = false, next_is_it = false;
+    bool right = false, next_is_it = false;
     for (std::string word; std::getline(command, word, '\0');) {
-      if (next_is_it && hydra) return word;
-      hydra = hydra || word.find("hydra") != std::string::npos;
-      next_is_it = word == kOption;
+      if (next_is_it && right) return word;
+      right = right || word.find(program) != std::string::npos;
+      next_is_it = word == option;
     }
     std::ifstream status("/proc/" + pid + "/status");
     std::string line;
@@ -293,6 +349,18 @@ std::string hydra_control_port() {
     pid = line.substr(line.find_first_of("0123456789"));
   }
   return {};
+}
+
+}  // namespace
+
+std::string hydra_control_port() {
+  return word_of_ancestor("hydra", "--control-port");
+}
+
+std::string prte_contact() {
+  std::string contact = word_of_ancestor("prted", "prte_hnp_uri");
+  std::erase(contact, '"');
+  return contact;
 }
 
 Result<Rendezvous> Rendezvous::from_environment() {

@@ -21,5 +21,7 @@ namespace ringfold {
 // What hydra (the launcher of MPICH and Intel MPI) gave its proxy, an ancestor of this process:
 // "host:port" of mpirun, which names the job. Empty if there is no such ancestor.
 [[nodiscard]] std::string hydra_control_port();
+// What mpirun of Open MPI 5 gave its daemons on other hosts: a contact text like that of ORTE.
+[[nodiscard]] std::string prte_contact();
 
 }  // namespace ringfold

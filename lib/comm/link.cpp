@@ -11,6 +11,12 @@ namespace {
 
 constexpr size_t kLengthBytes = 4;
 constexpr int kReadsAtOnce = 8;  // so that one busy peer does not starve the others
+constexpr size_t kKept = 4 * 1024;
+
+// Start-up sends much, and then there is silence: rank 0 would hold that memory for every rank.
+void keep_little(std::string& buffer) {
+  if (buffer.size() < kKept && buffer.capacity() > 2 * kKept) buffer.shrink_to_fit();
+}
 
 }  // namespace
 
@@ -46,6 +52,7 @@ bool Link::write() {
   if (queued() == 0 || sent_ > kMaxFrame) {
     out_.erase(0, sent_);
     sent_ = 0;
+    keep_little(out_);
   }
   return moved;
 }
@@ -106,6 +113,7 @@ void Link::take_frames() {
     begin += kLengthBytes + length;
   }
   in_.erase(0, begin);
+  keep_little(in_);
 }
 
 }  // namespace ringfold

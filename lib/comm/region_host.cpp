@@ -96,7 +96,7 @@ Result<region::Segment> RegionHost::receive_segment(uint32_t id, Peer from, int 
 
 // Swallows bells and keeps memory for whoever is to receive it. True if there was anything.
 bool RegionHost::read_post() {
-  if (!post_.stirred()) return false;
+  if (!post_.stirred().any) return false;
   while (auto news = post_.next())
     if (news->what == What::segment)
       arrived_[{news->id, news->from}] = Descriptor(news->segment.release());

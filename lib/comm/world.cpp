@@ -21,7 +21,10 @@
 namespace ringfold {
 namespace {
 
-constexpr Nanoseconds kFlush = std::chrono::seconds(1);
+using namespace std::chrono_literals;
+
+// For what was sent to leave; a receiver may be one of hundreds that wait for a core.
+constexpr Nanoseconds kFlush = std::chrono::seconds(1), kFlushPerRank = 20ms;
 // After a failure all ranks leave at once, some before UCX has finished its handshakes; then UCX
 // 1.13 ends the process of the others by an assertion. So whoever leaves looks after them a little.
 constexpr Nanoseconds kHandshakes = std::chrono::milliseconds(200);
@@ -74,15 +77,6 @@ bool has_ucx_of_device(const Member& member) {
   return address_of(member, kUcxOfDevice) != nullptr;
 }
 
-// Whether the shared-memory transport connects them: both have it, in the same namespaces.
-bool share_memory(const Member& a, const Member& b) {
-  const std::string* const one = address_of(a, "shm");
-  const std::string* const other = address_of(b, "shm");
-  if (a.host != b.host || one == nullptr || other == nullptr) return false;
-  const auto here = shm::Address::decode(*one), there = shm::Address::decode(*other);
-  return here && there && here->host == there->host;
-}
-
 // An address of a Member with this name: the rank will bring UCX in the second round.
 constexpr const char* kWantsUcx = "wants ucx";
 
@@ -90,18 +84,45 @@ bool brings_ucx(const Member& member) {
   return address_of(member, "ucx") != nullptr || address_of(member, kWantsUcx) != nullptr;
 }
 
+// How a rank can be reached, as numbers that are equal where the ways are the same: there are so
+// many pairs of ranks that nothing may be decoded for each of them.
+struct Ways {
+  int process = -1, memory = -1;  // -1: it has no such way
+  bool ucx = false;
+};
+
+std::vector<Ways> ways_of(const std::vector<Member>& members) {
+  std::map<std::string, int> known;
+  const auto number = [&](std::string place) {
+    return known.emplace(std::move(place), static_cast<int>(known.size())).first->second;
+  };
+  std::vector<Ways> all;
+  for (const Member& member : members) {
+    Ways ways;
+    ways.ucx = brings_ucx(member);
+    if (const std::string* loopback = address_of(member, "loopback"))
+      ways.process = number(fmt::format("{} process {}", member.host, *loopback));
+    const std::string* const shm = address_of(member, "shm");
+    if (const auto address = shm != nullptr ? shm::Address::decode(*shm) : std::nullopt)
+      ways.memory = number(fmt::format("{} memory {}", member.host, address->host));
+    all.push_back(ways);
+  }
+  return all;
+}
+
+// An address of a Member with this name: why it has no UCX, though it wants it.
+constexpr const char* kWhyNoUcx = "no ucx";
+
 // Whether every two of them have a way in common. The same on all ranks.
 bool all_connected(const std::vector<Member>& members) {
-  const auto same_process = [](const Member& a, const Member& b) {
-    const std::string* const one = address_of(a, "loopback");
-    const std::string* const other = address_of(b, "loopback");
-    return a.host == b.host && one != nullptr && other != nullptr && *one == *other;
+  const auto connected = [](const Ways& a, const Ways& b) {
+    return (a.ucx && b.ucx) || (a.process >= 0 && a.process == b.process) ||
+           (a.memory >= 0 && a.memory == b.memory);
   };
-  for (const Member& a : members)
-    for (const Member& b : members) {
-      const bool both_ucx = brings_ucx(a) && brings_ucx(b);
-      if (a.rank < b.rank && !both_ucx && !same_process(a, b) && !share_memory(a, b)) return false;
-    }
+  const std::vector<Ways> all = ways_of(members);
+  for (size_t a = 0; a < all.size(); ++a)
+    for (size_t b = a + 1; b < all.size(); ++b)
+      if (!connected(all[a], all[b])) return false;
   return true;
 }
 
@@ -233,6 +254,7 @@ Status World::open_ucx(const std::vector<Member>& all, Member* mine) {
       mine->addresses.emplace_back(kUcxOfDevice, "");
   } else {
     log_line(LogLevel::warn, "no UCX: " + ucx.status().message());
+    mine->addresses.emplace_back(kWhyNoUcx, ucx.status().message());
   }
   return {};
 }
@@ -352,6 +374,9 @@ Status World::route_to(const Member& member, const Settled& settled, const std::
     routes_[peer] = ucx_.get();
     return ucx_->connect(member.rank, *ucx);
   }
+  for (const Member* one : {&mine, &member})
+    if (const std::string* const why = address_of(*one, kWhyNoUcx))
+      lacks += fmt::format("; rank {}: {}", one->rank, *why);
   return {
       Code::unsupported,
       fmt::format("no transport reaches rank {} on host {} from rank {} on host {}: allowed are "
@@ -517,17 +542,22 @@ World::~World() {
   thread_.reset();
   engine_.on_request = nullptr;
   Clock& clock = steady_clock();
-  const Nanoseconds until = clock.now() + kFlush;
+  const Nanoseconds until = clock.now() + kFlush + size() * kFlushPerRank;
   const auto flushed = [this] {
     return std::ranges::all_of(
         std::array<const Transport*, 3>{loopback_.get(), shm_.get(), ucx_.get()},
         [](const Transport* transport) { return transport == nullptr || transport->flushed(); });
   };
-  while ((engine_.busy() || !flushed()) && clock.now() < until)
-    if (!engine_.poll()) std::this_thread::yield();
+  while ((engine_.busy() || !flushed()) && clock.now() < until) {
+    if (engine_.poll()) continue;
+    if (crowded_)
+      std::this_thread::sleep_for(1ms);
+    else
+      std::this_thread::yield();
+  }
   const Nanoseconds linger = clock.now() + kHandshakes;
   while (failed_ && ucx_ && clock.now() < linger)
-    if (!engine_.poll()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!engine_.poll()) std::this_thread::sleep_for(1ms);
   if (control_) control_->leave();
 }
 

@@ -93,6 +93,7 @@ Engine::~Engine() {
 void Engine::add(Transport& transport) {
   transports_.push_back(&transport);
   transport.on_lost = [this](Peer peer, const Status& why) { lost(peer, why); };
+  transport.on_left = [this](Peer peer) { left(peer); };
   transport.on_mismatch = [this](Peer peer, const MessageId& theirs, uint32_t) {
     if (const auto channel = find(theirs.comm)) suspect(*channel, peer, theirs.seq);
   };

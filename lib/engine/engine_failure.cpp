@@ -133,15 +133,31 @@ void Engine::check_quiet(Nanoseconds now) {
   }
 }
 
+namespace {
+
+// Hundreds of ranks on a few cores: rank 0 may be long in telling all of them who left in order.
+Nanoseconds grace_lost(const Channel& channel) {
+  constexpr size_t kSoonTold = 16;
+  return Engine::kGraceLost * std::max<size_t>(1, channel.peers.size() / kSoonTold);
+}
+
+}  // namespace
+
 // A peer that died fails every communicator it belongs to. One that left in order fails only what
 // waits for it, and only after a moment: what it sent before may still be on its way.
 void Engine::check_departures() {
   if (departures_.empty()) return;
   const Nanoseconds now = clock_.now();
+  // Rank 0 passes on who leaves in order. Once it has itself, nobody does, and whoever is gone may
+  // have had no more to do here.
+  const auto hub = departures_.find(0);
+  const bool untold = hub != departures_.end() && hub->second.orderly;
+  const auto orderly = [untold](const Departure& departure) { return departure.orderly || untold; };
   for (const auto& [peer, departure] : departures_) {
-    if (departure.orderly || now < departure.when + kGraceLost) continue;
+    if (orderly(departure)) continue;
     for (size_t i = 0; i < channels_.size(); ++i)
-      if (std::ranges::find(channels_[i]->peers, peer) != channels_[i]->peers.end())
+      if (now >= departure.when + grace_lost(*channels_[i]) &&
+          std::ranges::find(channels_[i]->peers, peer) != channels_[i]->peers.end())
         fail_channel(*channels_[i], departure.why, true);
   }
   // Whoever was asked what it called can no longer say so.
@@ -160,7 +176,7 @@ void Engine::check_departures() {
     if (!channel->companion || !channel->companion->pending()) continue;
     for (size_t r = 0; r < channel->peers.size(); ++r) {
       const auto gone = departures_.find(channel->peers[r]);
-      if (gone == departures_.end() || !gone->second.orderly) continue;
+      if (gone == departures_.end() || !orderly(gone->second)) continue;
       if (channel->companion->waits_for(static_cast<int>(r)))
         fail_channel(*channel, gone->second.why, true);
     }
@@ -168,7 +184,7 @@ void Engine::check_departures() {
   for (auto& operation : running_) {
     const auto gone = std::ranges::find_if(departures_, [&](const auto& entry) {
       const Execution& execution = *operation->execution;
-      return entry.second.orderly &&
+      return orderly(entry.second) &&
              (execution.waits_for(entry.first) || execution.failed_peer() == entry.first);
     });
     if (gone == departures_.end())

@@ -102,6 +102,8 @@ class Transport {
 
   // Set once by the owner before use; called from progress(), at most once a peer.
   std::function<void(Peer, const Status&)> on_lost;
+  // In its place where the peer has said goodbye, which is no reason for others to give up.
+  std::function<void(Peer)> on_left;
   // Called from progress() when an arrival for an operation contradicts what is posted for the
   // same (comm, seq), whoever sent it and whatever its index.
   std::function<void(Peer, const MessageId& theirs, uint32_t expected_fingerprint)> on_mismatch;
