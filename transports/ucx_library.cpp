@@ -93,6 +93,7 @@ Result<UcxLibrary> load() {
   find(library, "ucp_init_version", ucx.ucp_init_version, missing);
   find(library, "ucp_cleanup", ucx.ucp_cleanup, missing);
   find(library, "ucp_context_query", ucx.ucp_context_query, missing);
+  find(library, "ucp_context_print_info", ucx.ucp_context_print_info, missing);
   find(library, "ucp_worker_create", ucx.ucp_worker_create, missing);
   find(library, "ucp_worker_destroy", ucx.ucp_worker_destroy, missing);
   find(library, "ucp_worker_get_address", ucx.ucp_worker_get_address, missing);

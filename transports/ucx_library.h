@@ -17,6 +17,7 @@ struct UcxLibrary {
   decltype(&::ucp_init_version) ucp_init_version;
   decltype(&::ucp_cleanup) ucp_cleanup;
   decltype(&::ucp_context_query) ucp_context_query;
+  decltype(&::ucp_context_print_info) ucp_context_print_info;
   decltype(&::ucp_worker_create) ucp_worker_create;
   decltype(&::ucp_worker_destroy) ucp_worker_destroy;
   decltype(&::ucp_worker_get_address) ucp_worker_get_address;

@@ -84,6 +84,9 @@ void UcxTransport::start_send(Link& link, const Waiting& message) {
   if (device || message.buffer.bytes > kAlwaysRendezvous) {
     parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
     parameters.flags = UCP_AM_SEND_FLAG_RNDV;
+  } else if (worker_->prefers_eager()) {
+    parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+    parameters.flags = UCP_AM_SEND_FLAG_EAGER;
   }
   ++link.sent;
   count_sent(message.buffer.bytes);

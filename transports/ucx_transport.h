@@ -4,6 +4,8 @@
 //               UCX decides whether the bytes travel with the header (eagerly) or are fetched into
 //               the posted buffer once it is known (rendezvous); above kAlwaysRendezvous they are
 //               always fetched, so that a message nobody asked for costs the receiver its header.
+//               Over TCP all others are eager: fetching saves no copy there, and its question and
+//               answer wait in the queues of both directions behind the data before them.
 //   Early ones  are kept as UCX's own descriptors where it hands them out, else as a copy.
 //   Endpoints   are made by the first send to a peer or receive from it. They are made with peer
 //               error handling, without which UCX 1.13 may wait for a dead peer for ever; on one

@@ -122,7 +122,7 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
     machine_.gamma = settled_.machine->gamma;
   }
   layout_ = lay_out(hosts(), rank);
-  machine_.per_host = layout_.per_host;
+  machine_.per_host = machine_.sharers = layout_.per_host;
   record_->name_transport(transport());
   cuda::prepare();
   world_->engine().open(channel_);
