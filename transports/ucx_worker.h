@@ -31,6 +31,8 @@ class UcxWorker {
   [[nodiscard]] bool forked() const;
   // A descriptor that becomes readable on news; -1: there are news already.
   [[nodiscard]] int arm();
+  // The same descriptor, whether armed or not.
+  [[nodiscard]] int descriptor() const { return descriptor_; }
 
  private:
   explicit UcxWorker(const UcxLibrary& ucx);

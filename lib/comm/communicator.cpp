@@ -198,6 +198,13 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
   else if (constraints.nccl_chunks && collective == Collective::reduce)
     constraints.algorithm = Algorithm::chain;  // NCCL's only way
   auto chosen = choose(collective, size, count, element_bytes, machine_, constraints);
+  // Several rails share out whole messages, the finer the better.
+  const size_t rails = world_ ? world_->rails() : 1;
+  if (chosen && rails > 1 && constraints.piece_bytes == 0 &&
+      chosen->piece_bytes > kMaxRemotePieceBytes / rails) {
+    constraints.piece_bytes = kMaxRemotePieceBytes / rails;
+    chosen = choose(collective, size, count, element_bytes, machine_, constraints);
+  }
   if (!chosen && forced) {  // the setting names an algorithm of another collective
     constraints.algorithm.reset();
     chosen = choose(collective, size, count, element_bytes, machine_, constraints);
