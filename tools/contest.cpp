@@ -91,9 +91,13 @@ void hold(Communicator& base, std::vector<Contestant>& contestants, size_t bytes
 }
 
 double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+double undisturbed(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 4];
 }
 
 double predicted(Algorithm algorithm, int ranks, size_t bytes, size_t piece_bytes,

@@ -35,6 +35,8 @@ struct Contestant {
 void hold(Communicator& base, std::vector<Contestant>& contestants, size_t bytes, int rounds);
 
 [[nodiscard]] double median(std::vector<double> values);
+// The lower quartile: a cost, where disturbances only add.
+[[nodiscard]] double undisturbed(std::vector<double> values);
 
 // What the model says of such a call on `machine`, with the pieces that it went in.
 [[nodiscard]] double predicted(Algorithm algorithm, int ranks, size_t bytes, size_t piece_bytes,

@@ -33,7 +33,7 @@ double measure_gamma() {
     }
     seconds.push_back((seconds_now() - start) / static_cast<double>(kBytes));
   }
-  return median(seconds);
+  return undisturbed(seconds);
 }
 
 // Links of one class: which of the ranks take part, each group for itself.
@@ -56,7 +56,7 @@ class LinkClass {
         // Who takes no part does not know the pieces.
         const double piece = largest(base_, static_cast<double>(one.report.piece_bytes));
         points_.push_back(
-            {*one.algorithm, ranks_, bytes, static_cast<size_t>(piece), median(one.seconds)});
+            {*one.algorithm, ranks_, bytes, static_cast<size_t>(piece), undisturbed(one.seconds)});
       }
     }
     return fit(points_, gamma);
