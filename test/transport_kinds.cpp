@@ -67,6 +67,13 @@ std::vector<Kind> process_kinds() {
   std::vector<Kind> all = {
       {"shm", {}, false, false, shm},
       {"ucx", {}, false, true, [](Peer me) { return make_ucx(me, real_clock, {"lo"}); }},
+      {"ucx by two rails",
+       {},
+       false,
+       true,
+       [](Peer me) {
+         return make_ucx(me, real_clock, {"lo", "lo"});
+       }},
   };
   for (Kind& kind : all)
     kind.make = [one = kind.make_one](int size) -> Result<Ends> {

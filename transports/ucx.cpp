@@ -48,7 +48,6 @@ UcxTransport::UcxTransport(std::vector<std::unique_ptr<UcxWorker>> workers, Peer
 }
 
 UcxTransport::~UcxTransport() {
-  if (news_ >= 0) close(news_);
   if (first().forked()) return;
   // Nothing more is written into buffers whose receives will never be told to end.
   for (auto& [peer, link] : links_)
@@ -64,11 +63,12 @@ UcxTransport::~UcxTransport() {
 
 Status UcxTransport::listen() {
   if (rails_.size() > 1) {
-    news_ = epoll_create1(EPOLL_CLOEXEC);
+    news_.epoll = epoll_create1(EPOLL_CLOEXEC);
     epoll_event wanted{};
     wanted.events = EPOLLIN;
     for (const Rail& rail : rails_)
-      if (news_ < 0 || epoll_ctl(news_, EPOLL_CTL_ADD, rail.worker->descriptor(), &wanted) != 0)
+      if (news_.epoll < 0 ||
+          epoll_ctl(news_.epoll, EPOLL_CTL_ADD, rail.worker->descriptor(), &wanted) != 0)
         return {Code::system,
                 fmt::format("epoll for {} UCX workers: {}", rails_.size(), std::strerror(errno))};
   }
@@ -243,7 +243,7 @@ int UcxTransport::sleep_on() {
   int descriptor = -1;
   for (const Rail& rail : rails_)
     if (descriptor = rail.worker->arm(); descriptor < 0) return -1;
-  return news_ >= 0 ? news_ : descriptor;
+  return news_.epoll >= 0 ? news_.epoll : descriptor;
 }
 
 // Asking here is what makes progress() and arm() ask the peers.

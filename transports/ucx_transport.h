@@ -29,6 +29,8 @@
 //   fork()      UCX does not survive it: in the child every call is answered by invalid_argument.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -223,7 +225,13 @@ class UcxTransport final : public Transport {
   void confirm_if_wanted(Link& link);
 
   std::vector<Rail> rails_;
-  int news_ = -1;  // epoll, over the rails' descriptors; -1: there is one rail
+  // Readable on news of any rail; -1: there is only one.
+  struct News {
+    int epoll = -1;
+    ~News() {
+      if (epoll >= 0) close(epoll);
+    }
+  } news_;
   std::unordered_map<void*, size_t> lent_;  // descriptors, and the rails they came by, if several
   const UcxLibrary& ucx_;
   const Peer me_;

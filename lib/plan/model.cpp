@@ -96,9 +96,7 @@ class Predictor {
   // Where one rank of a host sends to another host at a time.
   [[nodiscard]] const Path& link(int reach) const { return is_near(reach) ? near_ : far_; }
   // Where all do.
-  [[nodiscard]] const Path& exchange(int reach) const {
-    return is_near(reach) ? near_ : crowded_;
-  }
+  [[nodiscard]] const Path& exchange(int reach) const { return is_near(reach) ? near_ : crowded_; }
   // Of doubling among members 2^i apart. Those that stand for a pair are twice as far apart.
   [[nodiscard]] const Path& round(int i) const {
     const int reach = 1 << i, extras = steps::Members(n_).extras;
