@@ -207,7 +207,7 @@ class Bench {
   }
 
   void describe(Row& row) {
-    const Report& report = subject_.report();
+    const Report report = subject_.report();
     row.algorithm = options_.baseline == Baseline::none ? name(report.algorithm) : "hub";
     row.transport = report.transport;
     row.chunk_bytes = report.chunk_bytes, row.piece_bytes = report.piece_bytes;

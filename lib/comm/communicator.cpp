@@ -221,7 +221,14 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 Work Communicator::Impl::collective(const Call& call) {
   const bool on_host = !cuda::is_ordered(call.send, call.recv, call.stream);
   const bool in_region_memory = region_ && on_host;
-  if (Work done; in_region_memory && !settled_.trace && quick(call, &done)) return done;
+  if (in_region_memory && call.collective == Collective::all_reduce) {
+    const bool waits = take_waits_at_once();
+    if (std::shared_ptr<Work::State> takes_longer;
+        quick({call.send, call.recv, call.reduction}, call.count, call.type, call.stream, waits,
+              &takes_longer))
+      return takes_longer ? Work(std::move(takes_longer)) : Work(brief_of(call));
+    if (waits) will_wait_at_once();
+  }
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
   if (in_region_memory) return in_region(call);
@@ -249,7 +256,9 @@ Work Communicator::Impl::collective(const Call& call) {
                      call.reduction.op,
                      chosen->piece_bytes / size_of(call.type),
                      false,
-                     call.stands_for};
+                     call.stands_for,
+                     false,
+                     call.part};
   operation->position = rank_;
   if (call.collective == Collective::all_reduce) order_by_host(*operation);
   state->position = operation->position;

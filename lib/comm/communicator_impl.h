@@ -30,7 +30,7 @@ struct Call {
   Reduction reduction;
   int root = 0;
   Stream stream = {};     // for device memory
-  size_t stands_for = 0;  // see Description
+  size_t stands_for = 0, part = 0;  // see Description
 };
 
 class TwoLevel;
@@ -85,6 +85,11 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] const record::Record& record() const { return *record_; }
 
   Work collective(const Call& call);
+  // A small all_reduce in a state of rest. False: it is left to the ordinary way, which also finds
+  // the words for what is wrong with a call. `takes_longer`: null if it is over already. `waits`:
+  // the caller is about to wait for it.
+  bool quick(const Operation::Memory& memory, size_t count, DType type, Stream stream, bool waits,
+             std::shared_ptr<Work::State>* takes_longer);
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
   void open_region();
   // The same for ranks of several hosts, after open_region(): the parts of TwoLevel.
@@ -129,7 +134,6 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   std::unique_ptr<UserOperation> region_operation(const Call& call, const Description& what,
                                                   const std::shared_ptr<Work::State>& state);
   Work in_region(const Call& call);
-  bool quick(const Call& call, Work* work);
   [[nodiscard]] std::vector<std::string> hosts() const;
   [[nodiscard]] std::shared_ptr<Impl> part(uint32_t id, uint32_t family,
                                            const std::vector<int>& members) const;

@@ -59,6 +59,7 @@ Description Communicator::Impl::region_description(const Call& call) const {
   what.type = call.type;
   what.op = call.reduction.op;
   what.stands_for = call.stands_for;
+  what.part = call.part;
   return what;
 }
 
@@ -147,40 +148,29 @@ Work Communicator::Impl::in_region(const Call& call) {
   return Work(std::move(state));
 }
 
-// A small all_reduce in a state of rest: everything else is left to the ordinary way, which also
-// finds the words for what is wrong with a call.
-bool Communicator::Impl::quick(const Call& call, Work* work) {
-  if (call.collective != Collective::all_reduce || static_cast<size_t>(call.type) >= kDTypes ||
-      static_cast<size_t>(call.reduction.op) >= kOps || call.count > region::kInline)
+// Looks at little and copies nothing: this is most of what a small all_reduce costs.
+bool Communicator::Impl::quick(const Operation::Memory& memory, size_t count, DType type,
+                               Stream stream, bool waits,
+                               std::shared_ptr<Work::State>* takes_longer) {
+  if (!region_ || settled_.trace || count > region::inline_bytes(size_) ||
+      static_cast<size_t>(type) >= kDTypes || static_cast<size_t>(memory.reduction.op) >= kOps)
     return false;
-  const size_t element = size_of(call.type), bytes = call.count * element;
-  const auto send = reinterpret_cast<uintptr_t>(call.send);
-  const auto recv = reinterpret_cast<uintptr_t>(call.recv);
-  if (bytes > region::kInline || (send | recv) % element != 0 ||
-      (bytes != 0 && (call.send == nullptr || call.recv == nullptr)) ||
+  const size_t element = size_of(type), bytes = count * element;
+  const auto send = reinterpret_cast<uintptr_t>(memory.send);
+  const auto recv = reinterpret_cast<uintptr_t>(memory.recv);
+  if (bytes > region::inline_bytes(size_) || (send | recv) % element != 0 ||
+      (bytes != 0 && (send == 0 || recv == 0)) ||
       (send != recv && send < recv + bytes && recv < send + bytes) || group_open() ||
-      !world_->same_process())
+      !world_->same_process() || cuda::is_ordered(memory.send, memory.recv, stream))
     return false;
   const auto make = [&] {
+    const Call call{Collective::all_reduce, memory.send, memory.recv, count, type,
+                    memory.reduction};
     const Description what = region_description(call);
-    auto state = region_state(what);
-    *work = Work(state);
-    return std::unique_ptr<Operation>(region_operation(call, what, state));
+    *takes_longer = region_state(what);
+    return std::unique_ptr<Operation>(region_operation(call, what, *takes_longer));
   };
-  const bool waits = take_waits_at_once();
-  switch (region_->run_small(call.count, call.type, {call.send, call.recv, call.reduction}, waits,
-                             make)) {
-    case region::Region::Quick::none:
-      if (waits) will_wait_at_once();
-      return false;
-    case region::Region::Quick::done:
-    case region::Region::Quick::done_directly:
-      *work = Work(brief_of(call));
-      return true;
-    case region::Region::Quick::started:
-      return true;
-  }
-  return false;
+  return region_->run_small(count, type, memory, waits, make) != region::Region::Quick::none;
 }
 
 }  // namespace ringfold

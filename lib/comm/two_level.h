@@ -14,7 +14,9 @@
 // another. Inside a host all ranks must start the same operations in the same order, whoever has
 // news first: the order is that of the calls, and in each call the reductions of the first few
 // segments, the broadcast of the first, one more reduction, one more broadcast, and so on; a
-// broadcast whose root has not got the sum yet holds back what is behind it.
+// broadcast whose root has not got the sum yet holds back what is behind it. Likewise the members
+// of a ring start its operations in the order of calls and segments, also where the reductions
+// before them are over in another.
 //
 // The message schedule Algorithm::two_level does the same by messages alone; this is what a
 // communicator uses unless it was told an algorithm.
@@ -61,9 +63,19 @@ class TwoLevel : public std::enable_shared_from_this<TwoLevel> {
     int segment, shard;
   };
 
+  // An operation of my ring, waiting for its reduction.
+  struct Crossing {
+    std::shared_ptr<Running> call;
+    int segment;
+  };
+
   void pump();
   [[nodiscard]] bool may_start(const Entry& entry) const;
+  [[nodiscard]] static bool may_start(const Crossing& crossing);
   void begin(const Entry& entry);
+  void begin(const Crossing& crossing);
+  template <class Waiting>
+  void begin_those_that_may(std::deque<Waiting>& waiting, std::unique_lock<std::mutex>& guard);
   void reduced(const std::shared_ptr<Running>& call, int segment);
   void crossed(const std::shared_ptr<Running>& call, int segment);
 
@@ -72,6 +84,7 @@ class TwoLevel : public std::enable_shared_from_this<TwoLevel> {
 
   std::mutex lock_;  // guards what follows
   std::deque<Entry> queue_;
+  std::deque<Crossing> crossings_;
   bool pumping_ = false, more_ = false;
 };
 

@@ -35,7 +35,7 @@ uint32_t Description::fingerprint() const {
   h = mix(h, static_cast<uint64_t>(schedule.root) << 32 | static_cast<uint32_t>(schedule.per_host));
   h = mix(h, schedule.segment << 1 | static_cast<uint64_t>(schedule.cut));
   h = mix(h, piece);
-  return stands_for == 0 ? h : mix(h, stands_for);
+  return stands_for == 0 ? h : mix(mix(h, stands_for), part);
 }
 
 std::string Description::text() const {

@@ -34,6 +34,7 @@ struct Description {
   bool point_to_point = false;
   size_t stands_for = 0;   // not 0: part of an all_reduce of so many elements, host by host
   bool on_device = false;  // what travels are not the bytes of host memory
+  size_t part = 0;         // which one, so that parts in another order never add up
 
   [[nodiscard]] uint32_t fingerprint() const;
   // "all_reduce f32 sum of 1024 elements" with root, algorithm and piece where they matter.

@@ -166,9 +166,13 @@ CommunicatorView decode(const Slot& slot) {
 std::string standing(const CommunicatorView& view, Nanoseconds now) {
   std::string text;
   const OperationView* latest = nullptr;
+  // Those that nobody timed are of the region, which does whatever it can.
+  const auto end_of = [](const OperationView& o) {
+    return o.ended == Nanoseconds(0) ? Nanoseconds::max() : o.ended;
+  };
   for (const OperationView& o : view.operations) {
     if (o.state != State::running) {
-      if (latest == nullptr || o.ended >= latest->ended) latest = &o;
+      if (latest == nullptr || end_of(o) >= end_of(*latest)) latest = &o;
       continue;
     }
     text += fmt::format("{}in operation {}: {}", text.empty() ? "" : "; ", o.last, o.text());

@@ -86,14 +86,15 @@ class Ring {
 // again, and each rank decides for itself.
 class WriteChoice {
  public:
-  // Whether to write the next block past the caches.
+  // Whether to write past the caches now.
   [[nodiscard]] bool streams() const { return streamed_left_ > 0; }
-  // A block took so long.
+  // A copy of so many bytes begins. True: note() how long it takes.
+  [[nodiscard]] bool begin(size_t bytes);
   void note(Nanoseconds time, size_t bytes);
 
  private:
-  int streamed_left_ = 0, measured_ = 0;
-  double best_ = 0;  // nanoseconds a cache line, of the blocks measured
+  int streamed_left_ = 0, measured_ = 0, short_ = 0;
+  double best_ = 0;  // nanoseconds a cache line, of the copies measured
 };
 
 class Moves {

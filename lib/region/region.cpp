@@ -85,7 +85,9 @@ inline bool Region::agrees(int rank, uint32_t phase, uint32_t fingerprint) {
 void Region::show(uint32_t phase, uint32_t fingerprint) {
   Flag& flag = segment_.flag(rank_, phase);
   flag.fingerprint = fingerprint;
-  flag.phase.exchange(phase);
+  // Not one exchange: the fence lets the reads of others' flags begin before this line is ours.
+  flag.phase.store(phase, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   const Desk& desk = segment_.desk(rank_);
   if (desk.sleepers.load() != 0) futex(flag.phase, FUTEX_WAKE, INT_MAX, nullptr);
   if (desk.bells.load() == 0) return;
@@ -123,7 +125,8 @@ void Region::make_plan(const Description& what) {
   const Schedule& asked = what.schedule;
   if (plan_.fingerprint != 0 && known.collective == asked.collective &&
       known.count == asked.count && known.root == asked.root && plan_.what.type == what.type &&
-      plan_.what.op == what.op && plan_.what.stands_for == what.stands_for)
+      plan_.what.op == what.op && plan_.what.stands_for == what.stands_for &&
+      plan_.what.part == what.part)
     return;
   plan_.what = what;
   plan_.fingerprint = what.fingerprint();
@@ -151,6 +154,7 @@ Region::Running& Region::start(const Description& what, const Operation::Memory&
   Running& r = running_.emplace(Running{
       nullptr, memory, seq,
       Moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_), next_phase_});
+  r.timed = called != Nanoseconds::min();
   if (plan_.may_be_direct) make_offer(r);
   record::What recorded = what.recorded();
   recorded.fingerprint = plan_.fingerprint;
@@ -217,7 +221,8 @@ Region::Progress Region::advance_running(Wait wait) {
     if (!r.copied) {
       if (!all_reached(r.free_at, wait)) return Progress::waits;
       Flag& flag = segment_.flag(rank_, phase);
-      if (undecided && r.step == 0) std::memcpy(flag.payload, &r.mine.offer, sizeof(Offer));
+      if (undecided && r.step == 0)
+        std::memcpy(flag.payload(sizeof(Offer)), &r.mine.offer, sizeof(Offer));
       if (r.way != Way::offered) r.moves.copy_in(r.step, flag);
       r.copied = true;
     }
@@ -253,7 +258,8 @@ void Region::end_running(const Status& status) {
   } else {
     withdraw(r);
   }
-  const Nanoseconds now = engine_.clock().now();
+  const bool timed = r.operation || r.timed;
+  const Nanoseconds now = timed ? engine_.clock().now() : Nanoseconds(0);
   record::end(lane_, *entry_, status.ok(), now);
   if (r.operation) r.operation->ended = now;
   if (r.operation) finished_.push_back({std::move(r.operation), status});
@@ -326,7 +332,8 @@ void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
 bool Region::payloads_intact(uint32_t phase, size_t bytes, uint32_t seq) {
   for (int r = 0; r < size_; ++r) {
     const Flag& flag = segment_.flag(r, phase);
-    if (r != rank_ && !intact(r, flag.check == checksum(flag.payload, bytes), seq)) return false;
+    if (r != rank_ && !intact(r, flag.check == checksum(flag.payload(bytes), bytes), seq))
+      return false;
   }
   return true;
 }
@@ -334,7 +341,9 @@ bool Region::payloads_intact(uint32_t phase, size_t bytes, uint32_t seq) {
 // All ranks' payloads of the phase, which their ranks have scaled.
 void Region::fold_payloads(uint32_t phase, const Description& what, void* out) const {
   std::array<const void*, kMaxRanks> sources;
-  for (int r = 0; r < size_; ++r) sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload;
+  const size_t bytes = what.schedule.count * size_of(what.type);
+  for (int r = 0; r < size_; ++r)
+    sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload(bytes);
   FoldCall call;
   call.dtype = what.type;
   call.op = what.op;
@@ -396,19 +405,18 @@ Region::Quick Region::run_small(size_t count, DType type, const Operation::Memor
   ++next_phase_;
   const size_t element = size_of(type);
   Flag& flag = segment_.flag(rank_, phase);
+  std::byte* const payload = flag.payload(count * element);
   const bool scales = memory.reduction.op == Op::premul_sum && memory.reduction.factor != 1.0;
   if (scales)
-    scale_host(type, memory.send, flag.payload, count, memory.reduction.factor);
+    scale_host(type, memory.send, payload, count, memory.reduction.factor);
   else if (what.schedule.count != 0)
-    std::memcpy(flag.payload, memory.send, count * element);
-  if (verify_) flag.check = checksum(flag.payload, count * element);
+    std::memcpy(payload, memory.send, count * element);
+  if (verify_) flag.check = checksum(payload, count * element);
   show(phase, fingerprint);
   if (shown(Moves::Whom::everybody, 0, phase, fingerprint,
             waited_for ? Wait::ordinary : Wait::no) &&
       (!verify_ || payloads_intact(phase, count * element, seq))) {
     fold_payloads(phase, what, memory.recv);
-    // The next call writes there: the line may come while the caller does something else.
-    __builtin_prefetch(&segment_.flag(rank_, phase + 1), 1);
     record::over(lane_, seq);
     record::add(lane_.sent, count * element);
     record::add(lane_.received, count * element * static_cast<size_t>(size_ - 1));

@@ -11,10 +11,11 @@
 // used in turn; flag p lies where flag p - kDepth was, so a rank waits for all others to reach
 // p - kDepth + 1 before it sets it. No rank is ever more than kDepth phases ahead of another.
 //
-// Memory order. A flag is set by a sequentially consistent exchange and read by an acquiring load:
-// who sees the flag sees all that was written before it, and the exchange keeps earlier reads
-// before it, so that who sees it may overwrite what was read. Two more pairs need the total order
-// of sequentially consistent accesses, in each of which at least one side must see the other:
+// Memory order. A flag is set by a releasing store and read by an acquiring load: who sees the flag
+// sees all that was written before it, and earlier reads stay before it, so that who sees it may
+// overwrite what was read. Two more pairs need a total order, in each of which at least one side
+// must see the other; so a sequentially consistent fence stands behind the store, and before the
+// other accesses are such themselves:
 //   - flag set, then sleepers read  |  sleeper counted, then flag read: nobody sleeps past a flag;
 //   - my flag set, then yours read  |  the same on your side: of two ranks whose operations differ
 //     one will notice, even where neither waits for the other.
@@ -74,7 +75,7 @@ class Region final : public Companion {
   // `begun`: when it was called, Nanoseconds::min() if nobody looked at the clock.
   Quick run(const Description& what, const Operation::Memory& memory, const Make& make,
             Nanoseconds begun);
-  // For an all_reduce of at most kInline bytes.
+  // For an all_reduce of at most inline_bytes().
   Quick run_small(size_t count, DType type, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
   // Works on the operations until `done`, or the clock passes `until`, or another thread is at it
@@ -118,7 +119,7 @@ class Region final : public Companion {
     Moves moves;
     uint32_t base;  // its first phase
     int step = 0;   // phases shown
-    bool reserved = false, copied = false;
+    bool reserved = false, copied = false, timed = false;
     uint32_t free_at = 0;
     Way way = Way::plain;
     Offered mine = {};    // not with Way::plain

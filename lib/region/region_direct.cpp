@@ -36,7 +36,7 @@ bool Region::decide(Running& r) {
   for (int rank = 0; rank < size_; ++rank) {
     if (only_root && rank != plan_.what.schedule.root) continue;
     Offer& offer = offers_[static_cast<size_t>(rank)];
-    std::memcpy(&offer, segment_.flag(rank, r.base).payload, sizeof(Offer));
+    std::memcpy(&offer, segment_.flag(rank, r.base).payload(sizeof(Offer)), sizeof(Offer));
     made += offer.made != 0 ? 1 : 0;
   }
   if (made == (only_root ? 1 : size_)) {
