@@ -123,7 +123,7 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
     machine_.gamma = settled_.machine->gamma;
   }
   layout_ = lay_out(hosts(), rank);
-  machine_.per_host = layout_.per_host;
+  machine_.per_host = machine_.sharers = layout_.per_host;
   record_->name_transport(transport());
   cuda::prepare();
   world_->engine().open(channel_);
@@ -199,6 +199,13 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
   else if (constraints.nccl_chunks && collective == Collective::reduce)
     constraints.algorithm = Algorithm::chain;  // NCCL's only way
   auto chosen = choose(collective, size, count, element_bytes, machine_, constraints);
+  // Several rails share out whole messages, the finer the better.
+  const size_t rails = world_ ? world_->rails() : 1;
+  if (chosen && rails > 1 && constraints.piece_bytes == 0 &&
+      chosen->piece_bytes > kMaxRemotePieceBytes / rails) {
+    constraints.piece_bytes = kMaxRemotePieceBytes / rails;
+    chosen = choose(collective, size, count, element_bytes, machine_, constraints);
+  }
   if (!chosen && forced) {  // the setting names an algorithm of another collective
     constraints.algorithm.reset();
     chosen = choose(collective, size, count, element_bytes, machine_, constraints);

@@ -80,6 +80,7 @@ Work Communicator::Impl::in_two_levels(const Call& call) {
   state->report.algorithm = Algorithm::two_level;
   state->report.transport = two_level_->transport();
   state->report.bus_factor = bus_factor(Collective::all_reduce, size_);
+  state->report.predicted_seconds = TwoLevel::predict(call, hosts, machine_);
   state->report.bytes_model = two_level_->bytes_across(call, hosts);
   state->started = steady_clock().now();
   auto compared = compare_calls(call);

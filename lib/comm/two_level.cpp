@@ -17,6 +17,12 @@ constexpr size_t kLeastSegment = size_t{128} << 10;
 constexpr int kMostSegments = 64;
 constexpr int kAhead = 4;  // segments that are on the links at once
 
+int segments_of(const Call& call) {
+  const size_t bytes = call.count * size_of(call.type);
+  const size_t few = std::clamp<size_t>(bytes / kLeastSegment, 1, kAhead);
+  return static_cast<int>(std::clamp<size_t>(bytes / kSegmentBytes, few, kMostSegments));
+}
+
 // data[i] / ranks, as the average of so many ranks whose sum it is.
 void divide(std::byte* data, size_t count, DType type, int ranks) {
   alignas(64) static constexpr std::array<std::byte, 4096> kZeros{};
@@ -94,11 +100,13 @@ bool TwoLevel::suits(const Call& call) {
   return call.reduction.op != Op::avg || size_of(call.type) >= 4 || !is_float(call.type);
 }
 
+double TwoLevel::predict(const Call& call, int hosts, const Machine& machine) {
+  const auto bytes = static_cast<double>(call.count * size_of(call.type));
+  return predict_by_hosts(hosts, bytes, bytes / segments_of(call), machine);
+}
+
 void TwoLevel::start(const Call& call, std::shared_ptr<Work::State> state, Work::State& compared) {
-  const size_t bytes = call.count * size_of(call.type);
-  const size_t few = std::clamp<size_t>(bytes / kLeastSegment, 1, kAhead);
-  const int segments =
-      static_cast<int>(std::clamp<size_t>(bytes / kSegmentBytes, few, kMostSegments));
+  const int segments = segments_of(call);
   auto running = std::make_shared<Running>(call, std::move(state), segments, shards_);
   {
     const std::lock_guard guard(lock_);

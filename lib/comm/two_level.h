@@ -45,6 +45,8 @@ class TwoLevel : public std::enable_shared_from_this<TwoLevel> {
 
   // Whether it is the way for this call; the same on all ranks.
   [[nodiscard]] static bool suits(const Call& call);
+  // Seconds that it should take.
+  [[nodiscard]] static double predict(const Call& call, int hosts, const Machine& machine);
   // Starts it; `state` completes when it and what compares the ranks' calls are done.
   void start(const Call& call, std::shared_ptr<Work::State> state, Work::State& compared);
 
