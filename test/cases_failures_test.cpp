@@ -156,12 +156,15 @@ TEST_CASE("C21: a rank with other settings: the same choice for all, or an error
 
 TEST_CASE("C25: a rank that exits without a word; waiting for it costs hardly any processor time") {
   const std::string transport = GENERATE(from_range(transports()));
-  CHECK(on_transport(3, transport, with(kLong), [](Communicator& comm) {
+  Shared<std::atomic<int>> waiting;
+  CHECK(on_transport(3, transport, with(kLong), [&](Communicator& comm) {
           if (!exact_sum(comm, 1)) return;
           if (comm.rank() == 0) {
+            while (*waiting < 2) std::this_thread::sleep_for(1ms);
             std::this_thread::sleep_for(700ms);
             _exit(0);
           }
+          ++*waiting;
           const std::clock_t busy = std::clock();
           const auto begun = std::chrono::steady_clock::now();
           double x = 1;
@@ -179,16 +182,18 @@ TEST_CASE("C25: a rank that exits without a word; waiting for it costs hardly an
 
 namespace {
 
-// The TCP connections of this process.
-std::set<int> connections() {
+// The TCP connections of this process, but for those through which the ranks met.
+std::set<int> connections(uint16_t coordinator) {
   std::set<int> found;
   DIR* const files = opendir("/proc/self/fd");
   while (const dirent* const entry = readdir(files)) {
     const int fd = std::atoi(entry->d_name);
-    sockaddr_in peer{};
-    socklen_t length = sizeof peer;
+    sockaddr_in peer{}, own{};
+    socklen_t length = sizeof peer, own_length = sizeof own;
     if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 &&
-        peer.sin_family == AF_INET)
+        getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
+        peer.sin_family == AF_INET && ntohs(peer.sin_port) != coordinator &&
+        ntohs(own.sin_port) != coordinator)
       found.insert(fd);
   }
   closedir(files);
@@ -210,15 +215,19 @@ TEST_CASE("C26: a connection that is reset, in the middle of a transfer or idle"
   const bool idle = GENERATE(false, true);
   INFO((idle ? "idle" : "in the middle"));
   setenv("UCX_TLS", "tcp,self", 1);
-  const std::string wrong = on_transport(3, "ucx", with(kLong), [idle](Communicator& comm) {
-    const std::set<int> control = connections();
+  const std::string wrong = run_ranks(3, 100s, [idle](const Rendezvous& where) {
+    Options options = with(kLong);
+    options.transports = "ucx";
+    auto made = Communicator::create(where, options);
+    if (!rank_ok(made.status())) return 1;
+    Communicator& comm = *made;
     std::vector<int64_t> x(idle ? 10'000 : 2'000'000, 1);
     const auto sum = [&] {
       return comm.all_reduce(x.data(), x.data(), x.size(), DType::i64, Op::max).wait();
     };
     for (int i = 0; i < 3; ++i) rank_ok(sum());
-    std::set<int> data = connections();
-    for (const int fd : control) data.erase(fd);
+    const std::set<int> data = connections(static_cast<uint16_t>(
+        std::atoi(where.coordinator.substr(where.coordinator.find(':') + 1).c_str())));
     RANK_CHECK(!data.empty());
     rank_ok(comm.barrier().wait());
     std::thread relay;
@@ -234,6 +243,7 @@ TEST_CASE("C26: a connection that is reset, in the middle of a transfer or idle"
     RANK_CHECK(status.code() == Code::peer_lost);
     contains(status.message(), "rank");
     if (relay.joinable()) relay.join();
+    return 0;
   });
   unsetenv("UCX_TLS");
   CHECK(wrong == "");
