@@ -60,7 +60,9 @@ void reduce_host(const ReduceCall& call) {
 }
 
 void fold_host(const FoldCall& call) {
-  if (call.count == 0) return;
+  // A vector's worth at most: choosing the vectors' way would take longer.
+  constexpr size_t kFew = 32;
+  if (call.count <= kFew / size_of(call.dtype)) return fold_reference(call);
   const parts::Fold fold = is_small_float(call.dtype) ? parts::fold_small_floats()
                            : is_float(call.dtype)     ? parts::fold_wide_floats()
                                                       : parts::fold_integers();

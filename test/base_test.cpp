@@ -2,9 +2,12 @@
 #include "lib/base/base.h"
 
 #include <fmt/format.h>
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <thread>
 
@@ -370,4 +373,49 @@ TEST_CASE("ranks are crowded when they find no core each, by mask or by quota") 
   CHECK(crowded({both, both, both}));
   CHECK(crowded({Cores{{0, 1}, 1.5}, both}));
   CHECK(!crowded({Cores{{0, 1}, 2.0}, both}));
+}
+
+TEST_CASE("nobody offers the core for long to somebody who computes on it") {
+  std::atomic<bool> over{false};
+  std::atomic<bool> refused{false};
+  std::thread both[2];
+  const int core = allowed_cores().front();
+  const auto on_one_core = [core](const auto& body) {
+    return std::thread([core, body] {
+      cpu_set_t only;
+      CPU_ZERO(&only);
+      CPU_SET(core, &only);
+      if (sched_setaffinity(0, sizeof only, &only) == 0) body();
+    });
+  };
+  both[0] = on_one_core([&] {
+    while (!over.load()) relax();
+  });
+  both[1] = on_one_core([&] {
+    Courtesy courtesy;
+    const auto limit = std::chrono::steady_clock::now() + 60s;
+    while (!refused.load() && std::chrono::steady_clock::now() < limit) refused = !courtesy.offer();
+    over = true;
+  });
+  for (std::thread& thread : both) thread.join();
+  CHECK(refused.load());
+}
+
+TEST_CASE("an offer ends when what is waited for has come") {
+  Courtesy courtesy;
+  int asked = 0;
+  const bool done = courtesy.offer(10, [&] { return ++asked == 3; });
+  CHECK(done);
+  CHECK(asked == 3);
+}
+
+TEST_CASE("to run soon when woken a thread keeps its policy and its priority") {
+  int policy = -1, priority = -1;
+  std::thread([&] {
+    run_soon_when_woken();
+    policy = sched_getscheduler(0);
+    priority = getpriority(PRIO_PROCESS, 0);
+  }).join();
+  CHECK(policy == sched_getscheduler(0));
+  CHECK(priority == getpriority(PRIO_PROCESS, 0));
 }

@@ -110,6 +110,40 @@ TEST_CASE("ranks that call different things on device memory hear of it") {
   CHECK(problems == "");
 }
 
+// The one goes through shared memory, the other by messages, and neither meets anything of the
+// other: whoever waits asks.
+TEST_CASE("host memory on some ranks and device memory on others is a mismatch, at any deadline") {
+  const std::string transports = GENERATE("all", "loopback");
+  const int odd = GENERATE(0, 1, 2);
+  const bool on_device = GENERATE(true, false);  // the odd one
+  INFO(transports << ", rank " << odd << (on_device ? " on the device" : " on the host"));
+  const CudaWorld world(roomy());
+  Options options = with(10min);
+  options.transports = transports;
+  const auto problems = run_cuda_ranks(world, 3, options, [&](const CudaRank& me) {
+    const Memory memory(me.world, kCount * 4);
+    memory.set(me.stream, std::vector<int32_t>(kCount, 1));
+    std::vector<int32_t> host(kCount, 1);
+    const auto sum_on_host = [&] {
+      return me.comm.all_reduce(host.data(), host.data(), kCount, DType::i32, Op::sum);
+    };
+    // Both in turn, one ahead of the other, are no mistake.
+    for (int i = 0; i < 3; ++i) {
+      Work first = sum_in_place(me, memory);
+      me.problems.ok(sum_on_host().wait(), "host");
+      me.problems.ok(first.wait(), "device");
+      me.problems.ok(sum_on_host().wait(), "host again");
+    }
+    const bool device = (me.comm.rank() == odd) == on_device;
+    const Status status = (device ? sum_in_place(me, memory) : sum_on_host()).wait();
+    const std::string name = "rank " + std::to_string(odd) + " called";
+    me.problems.check(status.code() == Code::mismatch, status.to_string());
+    me.problems.check(status.message().find(name) != std::string::npos, status.to_string());
+    me.stream.wait();
+  });
+  CHECK(problems == "");
+}
+
 TEST_CASE("a rank that dies in the middle: the others hear of it, and their streams pass") {
   Processes processes(3, [](const Rendezvous& where) {
     // Each process has its own device.

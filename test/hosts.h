@@ -56,6 +56,12 @@ class Hosts {
   [[nodiscard]] bool ip(size_t host, const std::string& arguments) const {
     return run(host, "ip " + arguments);
   }
+  // The usual addresses, 10.77.0.1 and 10.77.0.2, and names: a host's own is 127.0.0.1.
+  [[nodiscard]] bool with_ipv4() const {
+    return ip(0, "addr add 10.77.0.1/24 dev v0") && ip(1, "addr add 10.77.0.2/24 dev v0") &&
+           names(0, "127.0.0.1 localhost\n127.0.0.1 alpha\n10.77.0.2 beta\n") &&
+           names(1, "127.0.0.1 localhost\n127.0.0.1 beta\n10.77.0.1 alpha\n");
+  }
   // What this host's names mean, in place of /etc/hosts.
   [[nodiscard]] bool names(size_t host, const std::string& lines) const {
     const std::string path = fmt::format("/tmp/ringfold-hosts-{}", pids_[host]);

@@ -16,14 +16,6 @@ namespace {
 constexpr const char* kOwnNames =
     "the hosts file of each host says that its own name is 127.0.0.1, as many systems do";
 
-// The usual two: 10.77.0.1 and 10.77.0.2 on the cable.
-bool with_ipv4(const Hosts& hosts) {
-  return hosts.ip(0, "addr add 10.77.0.1/24 dev v0") &&
-         hosts.ip(1, "addr add 10.77.0.2/24 dev v0") &&
-         hosts.names(0, "127.0.0.1 localhost\n127.0.0.1 alpha\n10.77.0.2 beta\n") &&
-         hosts.names(1, "127.0.0.1 localhost\n127.0.0.1 beta\n10.77.0.1 alpha\n");
-}
-
 // Exact sums of `ranks`, the first `on_alpha` of them on the first host.
 std::string sums(const Hosts& hosts, int ranks, int on_alpha, const std::string& coordinator,
                  const std::string& interfaces = "") {
@@ -52,7 +44,7 @@ std::string sums(const Hosts& hosts, int ranks, int on_alpha, const std::string&
 
 TEST_CASE("C36, C37: uneven hosts, whose own names mean 127.0.0.1 to themselves") {
   const Hosts hosts;
-  if (!hosts.here() || !with_ipv4(hosts)) return skip("namespaces need root, ip and nsenter");
+  if (!hosts.here() || !hosts.with_ipv4()) return skip("namespaces need root, ip and nsenter");
   INFO(kOwnNames);
   CHECK(sums(hosts, 4, 2, "alpha:29600") == "");
   CHECK(sums(hosts, 5, 3, "alpha:29601") == "");
@@ -61,7 +53,7 @@ TEST_CASE("C36, C37: uneven hosts, whose own names mean 127.0.0.1 to themselves"
 
 TEST_CASE("C38: a bridge that is up on both hosts, with the same address, leads nowhere") {
   const Hosts hosts;
-  if (!hosts.here() || !with_ipv4(hosts)) return skip("namespaces need root, ip and nsenter");
+  if (!hosts.here() || !hosts.with_ipv4()) return skip("namespaces need root, ip and nsenter");
   for (const size_t host : {0, 1}) {
     REQUIRE(hosts.ip(host, "link add docker0 type bridge"));
     REQUIRE(hosts.ip(host, "addr add 172.17.0.1/16 dev docker0"));
@@ -79,7 +71,7 @@ TEST_CASE("C39: hosts without IPv6, and hosts with nothing else") {
   const Hosts hosts;
   if (!hosts.here()) return skip("namespaces need root, ip and nsenter");
   SECTION("no IPv6") {
-    REQUIRE(with_ipv4(hosts));
+    REQUIRE(hosts.with_ipv4());
     for (const size_t host : {0, 1})
       REQUIRE(hosts.run(host, "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6"));
     CHECK(sums(hosts, 4, 2, "alpha:29600") == "");
@@ -94,7 +86,7 @@ TEST_CASE("C39: hosts without IPv6, and hosts with nothing else") {
 
 TEST_CASE("C40: forms of RINGFOLD_INTERFACES that work, and an error that lists what there is") {
   const Hosts hosts;
-  if (!hosts.here() || !with_ipv4(hosts)) return skip("namespaces need root, ip and nsenter");
+  if (!hosts.here() || !hosts.with_ipv4()) return skip("namespaces need root, ip and nsenter");
   int port = 29600;
   for (const char* form : {"^lo,docker", "v", "v0", "10.77.0.0/24"}) {
     INFO("RINGFOLD_INTERFACES=" << form);

@@ -288,6 +288,30 @@ TEST_CASE("predictions over several hosts agree with the timeline") {
                 1.07);
 }
 
+TEST_CASE("ranks that share their host's link are as much slower where all of them send at once") {
+  const size_t bytes = size_t{64} << 20;
+  const auto seconds = [&](Algorithm algorithm, int sharers) {
+    Machine machine{{0, 0}, {0, 8e-9}, 0, 4};
+    machine.sharers = sharers;
+    Constraints only;
+    only.algorithm = algorithm;
+    return choose(Collective::all_reduce, 8, bytes / 4, 4, machine, only)->seconds;
+  };
+  // 4 + 4 ranks: one of the rounds, of the segment in two levels, is between the hosts.
+  CHECK(seconds(Algorithm::recursive_doubling, 4) ==
+        Approx(4 * seconds(Algorithm::recursive_doubling, 1)));
+  CHECK(seconds(Algorithm::two_level, 4) == Approx(4 * seconds(Algorithm::two_level, 1)));
+  CHECK(seconds(Algorithm::ring, 4) == Approx(seconds(Algorithm::ring, 1)));
+}
+
+TEST_CASE("host by host the links carry the bytes once, whatever happens inside") {
+  Machine machine{{0, 1e-10}, {0, 8e-9}, 0, 4};
+  machine.sharers = 4;
+  const double bytes = 64e6, links = 2.0 * 2 / 3 * bytes * 8e-9;
+  CHECK(predict_by_hosts(3, bytes, 0, machine) == Approx(links).epsilon(1e-3));
+  CHECK(predict_by_hosts(3, bytes, 1e6, machine) == Approx(links + 2e6 * 1e-10).epsilon(1e-3));
+}
+
 TEST_CASE("a single rank only copies") {
   const Machine machine;
   const Schedule copy{Collective::all_reduce, Algorithm::ring, 1, 1, 0, 1000, 1, 0};

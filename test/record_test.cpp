@@ -13,7 +13,9 @@
 #include "lib/record/picture.h"
 #include "test/cases.h"
 #include "test/environment.h"
+#include "test/hosts.h"
 #include "test/processes.h"
+#include "test/skip.h"
 
 using namespace ringfold;
 using namespace ringfold::test;
@@ -152,6 +154,53 @@ TEST_CASE("reduce_scatter, reduce, gather, scatter and all_to_all: all bytes sen
   CHECK(total->at(0) == total->at(1));
 }
 
+#ifdef RINGFOLD_TEST_UCX
+
+// A call of the user is one operation, whatever many it is made of; its bytes are those of all.
+TEST_CASE("counters of all-reduces that go host by host") {
+  const Hosts hosts;
+  if (!hosts.here() || !hosts.with_ipv4()) return skip("namespaces need root, ip and nsenter");
+  Shared<std::array<std::atomic<uint64_t>, 2>> total;
+  constexpr size_t kCount = 300'000;
+  CHECK(run_ranks(4, 60s, [&](Rendezvous where) {
+          if (!RANK_CHECK(hosts.enter(where.rank < 2 ? 0 : 1))) return 1;
+          where.coordinator = "10.77.0.1:29611";
+          auto comm = Communicator::create(where, {});
+          if (!rank_ok(comm.status())) return 1;
+          const Counters before = comm->counters(), process_before = process_counters();
+          std::vector<int64_t> x(kCount, 1);
+          if (where.rank == 3) std::this_thread::sleep_for(100ms);
+          Work work = comm->all_reduce(x.data(), x.data(), kCount, DType::i64, Op::max);
+          if (!rank_ok(work.wait())) return 1;
+          RANK_CHECK(work.report().algorithm == Algorithm::two_level);
+          const Counters after = comm->counters(), process = process_counters();
+          RANK_CHECK(after.operations - before.operations == 1);
+          RANK_CHECK(after.finished == after.operations);
+          RANK_CHECK(process.operations - process_before.operations == 1);
+          // Half of the bytes cross, but for the cut; half of the sum is handed on inside.
+          const uint64_t sent = after.bytes_sent - before.bytes_sent;
+          const auto half = static_cast<double>(kCount * 8 / 2);
+          const auto across = static_cast<double>(work.report().bytes_sent);
+          RANK_CHECK(across > 0.99 * half);
+          RANK_CHECK(across < 1.01 * half);
+          RANK_CHECK(static_cast<double>(sent) > across + 0.99 * half);
+          RANK_CHECK(process.bytes_sent - process_before.bytes_sent == sent);
+          if (where.rank == 0) RANK_CHECK(after.wait_seconds - before.wait_seconds > 0.05);
+          const std::string record = comm->record(), parts = process_record();
+          RANK_CHECK(record.find("\"part_of\"") == std::string::npos);
+          RANK_CHECK(parts.find("\"part_of\": 0") != std::string::npos);
+          total->at(0) += sent;
+          total->at(1) += after.bytes_received - before.bytes_received;
+          *comm = Communicator();
+          RANK_CHECK(process_counters().operations == process.operations);
+          RANK_CHECK(process_counters().bytes_sent == process.bytes_sent);
+          return 0;
+        }) == "");
+  CHECK(total->at(0) == total->at(1));
+}
+
+#endif
+
 TEST_CASE("a communicator of one rank records and counts as well") {
   auto comm = Communicator::create({});
   REQUIRE(comm.ok());
@@ -176,7 +225,7 @@ TEST_CASE("a failure leaves the record in the folder that was named, and nothing
   CHECK(on_transport(3, transport, options, [](Communicator& comm) {
           sum(comm, 1000);
           if (comm.rank() == 2) {
-            std::this_thread::sleep_for(1s);
+            for (int i = 0; i < 20'000 && comm.health().ok(); ++i) std::this_thread::sleep_for(1ms);
             return;
           }
           float x = 0;

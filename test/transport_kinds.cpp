@@ -66,7 +66,14 @@ std::vector<Kind> process_kinds() {
   const auto shm = [](Peer me) { return make_shm(me, real_clock); };
   std::vector<Kind> all = {
       {"shm", {}, false, false, shm},
-      {"ucx", {}, false, true, [](Peer me) { return make_ucx(me, real_clock, "lo"); }},
+      {"ucx", {}, false, true, [](Peer me) { return make_ucx(me, real_clock, {"lo"}); }},
+      {"ucx by two rails",
+       {},
+       false,
+       true,
+       [](Peer me) {
+         return make_ucx(me, real_clock, {"lo", "lo"});
+       }},
   };
   for (Kind& kind : all)
     kind.make = [one = kind.make_one](int size) -> Result<Ends> {

@@ -81,7 +81,7 @@ struct Variable {
 };
 
 std::unique_ptr<Transport> make(Peer me) {
-  auto made = make_ucx(me, real_clock, "lo");
+  auto made = make_ucx(me, real_clock, {"lo"});
   if (made.ok()) return std::move(*made);
   test::skip(made.status().to_string());
   return nullptr;
@@ -154,7 +154,7 @@ class TwoProcesses {
     const bool is_child = child_ == 0;
     close(sockets[is_child ? 0 : 1]);
     socket_ = sockets[is_child ? 1 : 0];
-    auto made = make_ucx(is_child ? 1 : 0, real_clock, "lo");
+    auto made = make_ucx(is_child ? 1 : 0, real_clock, {"lo"});
     const bool connected = made.ok() && exchange(**made, is_child ? 0 : 1);
     if (is_child) {
       alarm(20);  // whatever happens, it does not stay behind
@@ -240,7 +240,7 @@ TEST_CASE("signal handlers and the environment are the user's after UCX was load
     for (char** entry = environ; *entry; ++entry) before.emplace_back(*entry);
     stack_t stack_before, stack_after;
     sigaltstack(nullptr, &stack_before);
-    const auto made = make_ucx(0, real_clock, "lo");
+    const auto made = make_ucx(0, real_clock, {"lo"});
     if (!made.ok()) _exit(100);
     int wrong = 0;
     for (int signal : signals) {

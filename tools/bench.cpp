@@ -13,6 +13,7 @@
 #include "ringfold/model.h"
 #include "ringfold_config.h"
 #include "tools/bench_async.h"
+#include "tools/bench_audit.h"
 #include "tools/bench_cliffs.h"
 #include "tools/bench_gradients.h"
 #include "tools/bench_ranks.h"
@@ -206,7 +207,7 @@ class Bench {
   }
 
   void describe(Row& row) {
-    const Report& report = subject_.report();
+    const Report report = subject_.report();
     row.algorithm = options_.baseline == Baseline::none ? name(report.algorithm) : "hub";
     row.transport = report.transport;
     row.chunk_bytes = report.chunk_bytes, row.piece_bytes = report.piece_bytes;
@@ -284,11 +285,11 @@ int bench_rank(const BenchOptions& options, const Inputs& inputs, Rendezvous whe
                                              options.root, comm->size() - 1, where.size);
     return where.rank == 0 ? fail(kBadArguments, sentence) : kBadArguments;
   }
-  if (options.cliffs) {
+  if (options.cliffs || options.audit) {
     try {
-      const int cliffs = find_cliffs(options, *comm);
+      const int found = options.audit ? audit_choice(options, *comm) : find_cliffs(options, *comm);
       must(comm->barrier().wait());
-      return cliffs == 0 ? kSuccess : kFailed;
+      return found == 0 ? kSuccess : kFailed;
     } catch (const OperationFailed& failed) {
       return complain(failed.status);
     }

@@ -67,6 +67,9 @@ void add_sweep(CLI::App& bench, BenchOptions& o) {
   bench.add_flag("--cliffs", o.cliffs,
                  "instead of the table: exit status 1 if the time jumps somewhere between -b and "
                  "-e: twice the bytes, one element, another type");
+  bench.add_flag("--audit-choice", o.audit,
+                 "instead of the table: every algorithm in turns; exit status 1 if the library's "
+                 "choice is clearly more than 5 % slower than the best at some size");
   bench.parse_complete_callback([&bench, &o] {
     if (o.cliffs && bench.count("-e") == 0) o.last_bytes = uint64_t{256} << 20;
   });
@@ -272,6 +275,11 @@ std::string contradiction(const BenchOptions& o) {
   if (o.first_bytes > o.last_bytes) {
     return fmt::format("-b {} is above -e {}; accepted: a first size up to the last", o.first_bytes,
                        o.last_bytes);
+  }
+  if (o.audit && (o.kind != Collective::all_reduce || o.algorithm || o.cliffs || o.samples() ||
+                  !o.csv.empty() || o.baseline != Baseline::none || o.device != "host")) {
+    return "--audit-choice is of all_reduce in host memory and writes no results; accepted without "
+           "--algorithm, --cliffs, -I, --json, --csv, --plot, --compare, --baseline, --device";
   }
   if (o.cliffs && (o.samples() || !o.csv.empty() || o.baseline != Baseline::none)) {
     return "--cliffs writes no results; accepted without -I, --json, --csv, --plot, --compare, "

@@ -35,6 +35,7 @@ struct BenchOptions {
   double timeout = 0;  // seconds; 0: the library's
   bool percentiles = false;
   bool cliffs = false;  // look for jumps instead of printing the table
+  bool audit = false;   // compare the library's choice with every algorithm instead
 
   int ranks = 0;  // 0: as many as the launcher started
   std::string device = "host", transport = "auto";

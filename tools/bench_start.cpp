@@ -16,10 +16,10 @@ namespace {
 int as_threads(const Start& start, const std::function<int(const Rendezvous&)>& rank) {
   if (start.ranks == 0) {
     return fail(kBadArguments,
-                "bench: --transport loopback needs --ranks N: its ranks are threads");
+                start.command + ": --transport loopback needs --ranks N: its ranks are threads");
   }
   const auto id = Rendezvous::unique_id();
-  if (!id.ok()) return fail(kFailed, "bench: " + id.status().to_string());
+  if (!id.ok()) return fail(kFailed, start.command + ": " + id.status().to_string());
   std::vector<std::thread> threads;
   threads.reserve(static_cast<size_t>(start.ranks));
   std::vector<int> statuses(static_cast<size_t>(start.ranks), kSuccess);
@@ -48,20 +48,21 @@ int start_ranks(const Start& start, const std::function<int(const Rendezvous&)>&
   if (start.transport == "loopback") return as_threads(start, rank);
   const auto where = Rendezvous::from_environment();
   if (where.ok() && start.ranks > 0 && where->size != start.ranks) {
-    return fail(kEnvironment, fmt::format("bench: --ranks {} was asked for, but {} has started {}; "
+    return fail(kEnvironment, fmt::format("{}: --ranks {} was asked for, but {} has started {}; "
                                           "leave --ranks out or start as many",
-                                          start.ranks, where->source, where->size));
+                                          start.command, start.ranks, where->source, where->size));
   }
   if (where.ok()) return rank(*where);
   if (where.status().code() != Code::unsupported) {
-    return fail(kEnvironment, "bench: " + where.status().message());
+    return fail(kEnvironment, start.command + ": " + where.status().message());
   }
   if (start.ranks == 0) {
     return fail(
         kEnvironment,
-        "bench: no ranks: neither --ranks N (starts N here) nor a launcher's environment. "
-        "Start with one of\n  ringfold bench --ranks 4\n  ringfold run --ranks 4 -- ringfold "
-        "bench\n  mpirun -n 4 ringfold bench\n" +
+        start.command +
+            ": no ranks: neither --ranks N (starts N here) nor a launcher's environment. "
+            "Start with one of\n  ringfold bench --ranks 4\n  ringfold run --ranks 4 -- ringfold "
+            "bench\n  mpirun -n 4 ringfold bench\n" +
             where.status().message());
   }
   return launch({start.ranks, false, start.bind, own_command_line()});

@@ -11,7 +11,8 @@ namespace ringfold::tools {
 struct Start {
   int ranks = 0;  // 0: as many as the launcher started
   std::string transport = "auto";
-  bool bind = true;  // each rank that is started here to one core
+  bool bind = true;               // each rank that is started here to one core
+  std::string command = "bench";  // for messages
 };
 
 // Calls `rank` as every rank that belongs to this process, or starts this command line anew for

@@ -240,12 +240,19 @@ Work Subject::start(Pointers at) {
 
 void Subject::finish(Work work) {
   must(work.wait());
-  const Report one = work.report();
-  const uint64_t sent = report_.bytes_sent + one.bytes_sent;
-  const uint64_t model = report_.bytes_model + one.bytes_model;
-  const double predicted = report_.predicted_seconds + one.predicted_seconds;
-  report_ = one;
-  report_.bytes_sent = sent, report_.bytes_model = model, report_.predicted_seconds = predicted;
+  done_.push_back(std::move(work));
+}
+
+Report Subject::report() const {
+  Report sum;
+  for (const Work& work : done_) {
+    Report one = work.report();
+    one.bytes_sent += sum.bytes_sent;
+    one.bytes_model += sum.bytes_model;
+    one.predicted_seconds += sum.predicted_seconds;
+    sum = std::move(one);
+  }
+  return sum;
 }
 
 void Subject::call(bool in_place) {
@@ -253,7 +260,7 @@ void Subject::call(bool in_place) {
     launch(in_place);
     return settle();
   }
-  report_ = {};
+  done_.clear();
   const Pointers at = pointers(in_place);
   if (options_.baseline != Baseline::none) {
     baseline(at);
@@ -298,7 +305,7 @@ void Subject::launch(bool in_place) {
 // All that was launched is over; the report is that of the last call.
 void Subject::settle() {
   for (Work& work : launched_) must(work.wait());
-  report_ = {};
+  done_.clear();
   finish(std::move(launched_.back()));
   launched_.clear();
   gpu_->wait();

@@ -71,7 +71,7 @@ class Subject {
   // `calls` of them, back to back, on a device without waiting in between; `after`: after each.
   // Seconds of one.
   double time(bool in_place, int calls, const std::function<double()>& after = nullptr);
-  [[nodiscard]] const Report& report() const { return report_; }
+  [[nodiscard]] Report report() const;
   // One all_reduce of the library with the same data, for comparison with a baseline.
   Report library_call();
   // Elements of this rank's output that differ from what `seed` demands, input that was changed,
@@ -109,7 +109,7 @@ class Subject {
   Guarded send_, recv_;
   std::vector<std::byte> incoming_;  // baselines: what the hub receives
   std::vector<Work> launched_;
-  Report report_;
+  std::vector<Work> done_;  // by the latest call
 };
 
 }  // namespace ringfold::tools

@@ -7,7 +7,9 @@
 #include "lib/base/base.h"
 #include "lib/region/segment.h"
 #include "ringfold_config.h"
+#include "tools/bench_start.h"
 #include "tools/command.h"
+#include "tools/measure.h"
 #include "tools/probes.h"
 #include "tools/units.h"
 
@@ -110,7 +112,8 @@ std::string in_words(const Json& value) {
 void print(const Json& found) {
   fmt::print("ringfold {}\n", found["ringfold"].get<std::string>());
   for (const auto& [title, section] : found.items()) {
-    if (!section.is_object() || title == "settings") continue;
+    if (!section.is_object() || title == "settings" || title == "machine" || title == "fit")
+      continue;
     fmt::print("\n{}\n", title);
     for (const auto& [key, value] : section.items()) {
       fmt::print("  {:<20} {}\n", key, in_words(value));
@@ -129,6 +132,30 @@ void print(const Json& found) {
   if (found["problems"].empty()) fmt::print("  none\n");
 }
 
+// Measured beside predicted, and MACHINE.json.
+void print_machine(const Json& found) {
+  fmt::print("\nlinks: {:<19} {:>6} {:>9} {:>13} {:>13}\n", "algorithm", "ranks", "bytes",
+             "measured us", "predicted us");
+  for (const auto& [link, rows] : found["fit"].items()) {
+    for (const Json& row : rows) {
+      fmt::print("{:<6} {:<19} {:>6} {:>9} {:>13.1f} {:>13.1f}\n", link, in_words(row["algorithm"]),
+                 in_words(row["ranks"]), in_words(row["bytes"]),
+                 row["measured"].get<double>() * 1e6, row["predicted"].get<double>() * 1e6);
+    }
+  }
+  fmt::print("\nmachine (for RINGFOLD_MACHINE and --model)\n{}\n", found["machine"].dump());
+}
+
+int report(const Json& found, const std::string& file) {
+  print(found);
+  if (found.contains("machine")) print_machine(found);
+  if (file.empty()) return kSuccess;
+  std::ofstream out(file);
+  out << found.dump(2) << '\n';
+  out.close();
+  return out ? kSuccess : fail(kFailed, "doctor: cannot write " + file);
+}
+
 }  // namespace
 
 Command add_doctor(CLI::App& app) {
@@ -136,20 +163,29 @@ Command add_doctor(CLI::App& app) {
       app.add_subcommand("doctor", "Examine this machine and the settings, and say what is wrong");
   auto file = std::make_shared<std::string>();
   auto pid = std::make_shared<int>(0);
+  auto measured = std::make_shared<bool>(false);
+  doctor->add_flag(
+      "--measure", *measured,
+      "also measure the links between the ranks a launcher has started (two ranks here "
+      "without one), and print what RINGFOLD_MACHINE and --model read");
   doctor->add_option("--json", *file, "also write the findings there");
   doctor
       ->add_option("--attach", *pid,
                    "say instead where the communicators of this process stand, also if it hangs")
       ->check(CLI::PositiveNumber);
-  return [file, pid]() -> int {
+  return [file, pid, measured]() -> int {
     if (*pid != 0) return attach(*pid);
-    const Json found = examine();
-    print(found);
-    if (file->empty()) return kSuccess;
-    std::ofstream out(*file);
-    out << found.dump(2) << '\n';
-    out.close();
-    return out ? kSuccess : fail(kFailed, "doctor: cannot write " + *file);
+    if (!*measured) return report(examine(), *file);
+    // Without any launcher two ranks are started here.
+    const bool alone = Rendezvous::from_environment().status().code() == Code::unsupported;
+    return start_ranks({alone ? 2 : 0, "auto", true, "doctor"}, [&](const Rendezvous& where) {
+      Json machine;
+      const int status = measure_machine(where, &machine);
+      if (status != kSuccess || where.rank != 0) return status;
+      Json found = examine();
+      found.update(machine);
+      return report(found, *file);
+    });
   };
 }
 

@@ -3,19 +3,27 @@
 
 #include <fmt/core.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 
 #include "transports/ucx_transport.h"
 
 namespace ringfold {
 
-Result<std::unique_ptr<Transport>> make_ucx(Peer me, Clock& clock, const std::string& net_devices) {
-  Result<std::unique_ptr<UcxWorker>> worker = UcxWorker::create(net_devices);
-  if (!worker.ok()) return worker.status();
-  auto transport = std::make_unique<ucx::UcxTransport>(std::move(*worker), me, clock);
+Result<std::unique_ptr<Transport>> make_ucx(Peer me, Clock& clock,
+                                            const std::vector<std::string>& rails) {
+  std::vector<std::unique_ptr<UcxWorker>> workers;
+  for (const std::string& devices : rails) {
+    if (workers.size() == ucx::kMostRails) break;
+    Result<std::unique_ptr<UcxWorker>> worker = UcxWorker::create(devices);
+    if (!worker.ok()) return worker.status();
+    workers.push_back(std::move(*worker));
+  }
+  auto transport = std::make_unique<ucx::UcxTransport>(std::move(workers), me, clock);
   if (Status status = transport->listen(); !status.ok()) return status;
   return std::unique_ptr<Transport>(std::move(transport));
 }
@@ -24,7 +32,7 @@ namespace ucx {
 namespace {
 
 // Leads every address; the number changes with the messages' headers.
-constexpr std::string_view kAddressMark = "ringfold-ucx-1\n";
+constexpr std::string_view kAddressMark = "ringfold-ucx-2\n";
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -33,11 +41,14 @@ std::string host_name() {
 
 }  // namespace
 
-UcxTransport::UcxTransport(std::unique_ptr<UcxWorker> worker, Peer me, Clock& clock)
-    : worker_(std::move(worker)), ucx_(worker_->ucx()), me_(me), clock_(clock) {}
+UcxTransport::UcxTransport(std::vector<std::unique_ptr<UcxWorker>> workers, Peer me, Clock& clock)
+    : ucx_(workers.front()->ucx()), me_(me), clock_(clock) {
+  rails_.reserve(workers.size());  // UCX is given their addresses
+  for (auto& worker : workers) rails_.push_back({this, rails_.size(), std::move(worker)});
+}
 
 UcxTransport::~UcxTransport() {
-  if (worker_->forked()) return;
+  if (first().forked()) return;
   // Nothing more is written into buffers whose receives will never be told to end.
   for (auto& [peer, link] : links_)
     matcher_.lose(peer, [](Peer, const MessageId&, const Matcher::Posted&) {});
@@ -51,21 +62,37 @@ UcxTransport::~UcxTransport() {
 }
 
 Status UcxTransport::listen() {
+  if (rails_.size() > 1) {
+    news_.epoll = epoll_create1(EPOLL_CLOEXEC);
+    epoll_event wanted{};
+    wanted.events = EPOLLIN;
+    for (const Rail& rail : rails_)
+      if (news_.epoll < 0 ||
+          epoll_ctl(news_.epoll, EPOLL_CTL_ADD, rail.worker->descriptor(), &wanted) != 0)
+        return {Code::system,
+                fmt::format("epoll for {} UCX workers: {}", rails_.size(), std::strerror(errno))};
+  }
+  for (Rail& rail : rails_)
+    if (Status status = listen(rail); !status.ok()) return status;
+  return {};
+}
+
+Status UcxTransport::listen(Rail& rail) {
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
                        UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.arg = this;
-  if (worker_->reaches_cuda()) {  // eager bytes must outlive the callback to reach device memory
+  handler.arg = &rail;
+  if (first().reaches_cuda()) {  // eager bytes must outlive the callback to reach device memory
     handler.field_mask |= UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
     handler.flags = UCP_AM_FLAG_PERSISTENT_DATA;
   }
   handler.id = kData;
   handler.cb = &UcxTransport::on_data;
-  ucs_status_t status = ucx_.ucp_worker_set_am_recv_handler(worker_->handle(), &handler);
+  ucs_status_t status = ucx_.ucp_worker_set_am_recv_handler(rail.worker->handle(), &handler);
   if (status == UCS_OK) {
     handler.id = kControl;
     handler.cb = &UcxTransport::on_control;
-    status = ucx_.ucp_worker_set_am_recv_handler(worker_->handle(), &handler);
+    status = ucx_.ucp_worker_set_am_recv_handler(rail.worker->handle(), &handler);
   }
   if (status == UCS_OK) return {};
   return {Code::system, fmt::format("UCX {} does not take active messages: {}",
@@ -73,11 +100,16 @@ Status UcxTransport::listen() {
 }
 
 std::string UcxTransport::address() const {
-  return fmt::format("{}{}\n{}", kAddressMark, host_name(), worker_->address());
+  std::string address = fmt::format("{}{}\n", kAddressMark, host_name());
+  for (const Rail& rail : rails_) {
+    const std::string& way = rail.worker->address();
+    address += fmt::format("{}\n{}", way.size(), way);
+  }
+  return address;
 }
 
 Status UcxTransport::connect(Peer peer, std::string_view address) {
-  if (worker_->forked()) return forked_child();
+  if (first().forked()) return forked_child();
   const size_t host_end = address.find('\n', kAddressMark.size());
   if (peer < 0 || !address.starts_with(kAddressMark) || host_end == std::string_view::npos)
     return {Code::invalid_argument,
@@ -85,7 +117,16 @@ Status UcxTransport::connect(Peer peer, std::string_view address) {
                         address.size())};
   Link& link = link_to(peer);
   link.host = address.substr(kAddressMark.size(), host_end - kAddressMark.size());
-  link.address = address.substr(host_end + 1);
+  std::string_view rest = address.substr(host_end + 1);
+  for (link.rails = 0; link.rails < rails_.size() && !rest.empty(); ++link.rails) {
+    const size_t end = rest.find('\n');
+    const auto length = parse_integer(rest.substr(0, end));
+    if (end == std::string_view::npos || !length || *length < 1 ||
+        static_cast<uint64_t>(*length) > rest.size() - end - 1)
+      return {Code::invalid_argument, fmt::format("rank {}: a ucx address that is cut off", peer)};
+    link.ways[link.rails].address = rest.substr(end + 1, static_cast<size_t>(*length));
+    rest.remove_prefix(end + 1 + static_cast<size_t>(*length));
+  }
   return {};
 }
 
@@ -111,29 +152,37 @@ std::string UcxTransport::describe(const Link& link) {
 
 // Ok when there is an endpoint to the peer.
 Status UcxTransport::usable(Link& link) {
-  if (worker_->forked()) return forked_child();
+  if (first().forked()) return forked_child();
   if (!link.lost.ok()) return link.lost;
-  if (link.endpoint) return {};
-  if (link.address.empty())
+  if (link.ways[0].endpoint) return {};
+  if (link.rails == 0)
     return {Code::invalid_argument, fmt::format("rank {} was never connected", link.peer)};
+  ucs_status_t status = UCS_OK;
+  for (size_t rail = 0; rail < link.rails && status == UCS_OK; ++rail)
+    status = open_way(link, rail);
+  if (status == UCS_OK) return {};
+  Status why(Code::peer_lost, fmt::format("UCX cannot reach {}: {}. Compare `ucx_info -d` and the "
+                                          "UCX_NET_DEVICES and UCX_TLS variables of both hosts",
+                                          describe(link), ucx_.ucs_status_string(status)));
+  failed_.emplace_back(&link, why);
+  return why;
+}
+
+ucs_status_t UcxTransport::open_way(Link& link, size_t rail) {
+  Way& way = link.ways[rail];
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(link.address.data());
+  params.address = reinterpret_cast<const ucp_address_t*>(way.address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t why) {
     Link* failed = static_cast<Link*>(arg);
     failed->owner->fail(*failed, why);
   };
   params.err_handler.arg = &link;
-  const ucs_status_t status = ucx_.ucp_ep_create(worker_->handle(), &params, &link.endpoint);
-  if (status == UCS_OK) return {};
-  link.endpoint = nullptr;
-  Status why(Code::peer_lost, fmt::format("UCX cannot reach {}: {}. Compare `ucx_info -d` and the "
-                                          "UCX_NET_DEVICES and UCX_TLS variables of both hosts",
-                                          describe(link), ucx_.ucs_status_string(status)));
-  failed_.emplace_back(&link, why);
-  return why;
+  const ucs_status_t status = ucx_.ucp_ep_create(worker(rail), &params, &way.endpoint);
+  if (status != UCS_OK) way.endpoint = nullptr;
+  return status;
 }
 
 // What send() and recv() answer instead of beginning; ok if they may.
@@ -149,7 +198,7 @@ Status UcxTransport::refusal(Link& link, uint32_t comm) {
 
 bool UcxTransport::progress() {
   bool moved = deferred_.run();
-  if (worker_->forked()) return moved;
+  if (first().forked()) return moved;
   if (turn()) moved = true;
   if (deferred_.run()) moved = true;
   return tell_owner() || moved;
@@ -157,7 +206,9 @@ bool UcxTransport::progress() {
 
 // Everything but calling the owner.
 bool UcxTransport::turn() {
-  bool moved = ucx_.ucp_worker_progress(worker_->handle()) != 0;
+  bool moved = false;
+  for (const Rail& rail : rails_)
+    if (ucx_.ucp_worker_progress(rail.worker->handle()) != 0) moved = true;
   while (!failed_.empty()) {
     const auto [link, why] = std::move(failed_.back());
     failed_.pop_back();
@@ -183,13 +234,21 @@ bool UcxTransport::tell_owner() {
 int UcxTransport::arm() {
   if (!deferred_.empty() || !failed_.empty() || !contradictions_.empty() || cancelled_ != 0)
     return -1;
-  if (!worker_->forked() && confirmation_wanted_) ask_for_confirmation();
-  return worker_->arm();
+  if (!first().forked() && confirmation_wanted_) ask_for_confirmation();
+  return sleep_on();
+}
+
+// A descriptor that becomes readable on news of any rail; -1: there are news already.
+int UcxTransport::sleep_on() {
+  int descriptor = -1;
+  for (const Rail& rail : rails_)
+    if (descriptor = rail.worker->arm(); descriptor < 0) return -1;
+  return news_.epoll >= 0 ? news_.epoll : descriptor;
 }
 
 // Asking here is what makes progress() and arm() ask the peers.
 bool UcxTransport::flushed() const {
-  if (worker_->forked()) return true;
+  if (first().forked()) return true;
   confirmation_wanted_ = false;
   bool all = flights_.empty() && credits_.waiting() == 0;
   for (const auto& [peer, link] : links_) {
@@ -202,7 +261,7 @@ bool UcxTransport::flushed() const {
 
 void UcxTransport::ask_for_confirmation() {
   for (auto& [peer, link] : links_) {
-    if (!link.endpoint || link.asked == link.sent) continue;
+    if (!link.ways[0].endpoint || link.asked == link.sent) continue;
     link.asked = link.sent;
     send_control(link, {me_, Control::ask, 0, 0, link.sent});
   }
@@ -211,7 +270,7 @@ void UcxTransport::ask_for_confirmation() {
 void UcxTransport::wait_until(Nanoseconds deadline, bool (UcxTransport::*done)()) {
   while (!(this->*done)() && clock_.now() < deadline) {
     if (turn()) continue;
-    pollfd news{worker_->arm(), POLLIN, 0};
+    pollfd news{sleep_on(), POLLIN, 0};
     if (news.fd >= 0) poll(&news, 1, 10);  // milliseconds; short, for the deadline's sake
   }
 }
@@ -240,12 +299,14 @@ void UcxTransport::lose(Link& link, const Status& why) {
 
 // Ends the requests under way; UCX then no longer touches their buffers.
 void UcxTransport::close_by_force(Link& link) {
-  if (!link.endpoint) return;
   ucp_request_param_t force{};
   force.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   force.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  void* request = ucx_.ucp_ep_close_nbx(std::exchange(link.endpoint, nullptr), &force);
-  if (UCS_PTR_IS_PTR(request)) ucx_.ucp_request_free(request);
+  for (Way& way : link.ways) {
+    if (!way.endpoint) continue;
+    void* request = ucx_.ucp_ep_close_nbx(std::exchange(way.endpoint, nullptr), &force);
+    if (UCS_PTR_IS_PTR(request)) ucx_.ucp_request_free(request);
+  }
 }
 
 void UcxTransport::cancel(uint32_t comm, const Status& why) {

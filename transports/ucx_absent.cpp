@@ -16,7 +16,7 @@ bool is_rdma(std::string_view) {
   return false;
 }
 
-Result<std::unique_ptr<Transport>> make_ucx(Peer, Clock&, const std::string&) {
+Result<std::unique_ptr<Transport>> make_ucx(Peer, Clock&, const std::vector<std::string>&) {
   return Status(Code::unsupported,
                 "this ringfold was built without UCX: install its headers (libucx-dev) and rebuild "
                 "to connect hosts");

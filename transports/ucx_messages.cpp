@@ -69,7 +69,7 @@ void UcxTransport::send(Peer peer, const MessageId& id, Buffer buffer, Completio
   if (Status status = refusal(link, id.comm); !status.ok())
     return deferred_.add(id.comm, completion, std::move(status));
   const Waiting message{completion, id, buffer};
-  if (credits_.charge(peer, id.comm, id.seq, charge_of(buffer.bytes), message))
+  if (credits_.charge(peer, id.comm, id.seq, charge_of(link, buffer.bytes), message))
     start_send(link, message);
 }
 
@@ -84,20 +84,24 @@ void UcxTransport::start_send(Link& link, const Waiting& message) {
   if (device || message.buffer.bytes > kAlwaysRendezvous) {
     parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
     parameters.flags = UCP_AM_SEND_FLAG_RNDV;
+  } else if (first().prefers_eager()) {
+    parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+    parameters.flags = UCP_AM_SEND_FLAG_EAGER;
   }
   ++link.sent;
   count_sent(message.buffer.bytes);
-  launched(flight, ucx_.ucp_am_send_nbx(link.endpoint, kData, &flight->data, sizeof(flight->data),
+  Way& way = link.ways[choose_rail(link, message.buffer.bytes)];
+  launched(flight, ucx_.ucp_am_send_nbx(way.endpoint, kData, &flight->data, sizeof(flight->data),
                                         message.buffer.data, message.buffer.bytes, &parameters));
 }
 
-void UcxTransport::send_control(Link& link, const ControlHeader& header) {
+void UcxTransport::send_control(Link& link, const ControlHeader& header, size_t rail) {
   if (!usable(link).ok()) return;
   Flight* flight = take_off(link, nullptr, 0);
   flight->control = header;
   ucp_request_param_t parameters = UcxTransport::parameters(flight, MemoryKind::host);
   parameters.cb.send = &UcxTransport::on_sent;
-  launched(flight, ucx_.ucp_am_send_nbx(link.endpoint, kControl, &flight->control,
+  launched(flight, ucx_.ucp_am_send_nbx(link.ways[rail].endpoint, kControl, &flight->control,
                                         sizeof(flight->control), nullptr, 0, &parameters));
 }
 
@@ -110,6 +114,27 @@ void UcxTransport::on_sent(void* request, ucs_status_t status, void* user_data) 
 
 void UcxTransport::on_received(void* request, ucs_status_t status, size_t, void* user_data) {
   on_sent(request, status, user_data);
+}
+
+// The way with the least on it. Also of `bytes`, which are on it from now on.
+size_t UcxTransport::choose_rail(Link& link, size_t bytes) const {
+  size_t best = 0;
+  for (size_t rail = 1; rail < link.rails; ++rail) {
+    const Way &one = link.ways[rail], &other = link.ways[best];
+    if (one.sent - one.seen < other.sent - other.seen) best = rail;
+  }
+  link.ways[best].sent += bytes;
+  return best;
+}
+
+void UcxTransport::count_arrival(Link& link, const Arrival& arrival) {
+  if (rails_.size() == 1) return;
+  Way& way = link.ways[arrival.rail];
+  way.arrived += arrival.bytes;
+  if (way.arrived - way.reported < kSeenBytes || !link.lost.ok()) return;
+  way.reported = way.arrived;
+  const auto rail = static_cast<uint32_t>(arrival.rail);
+  send_control(link, {me_, Control::seen, rail, 0, way.arrived}, arrival.rail);
 }
 
 // ---- Receiving
@@ -128,14 +153,14 @@ void UcxTransport::recv(Peer peer, const MessageId& id, Buffer buffer, bool may_
   const std::optional<Matcher::Early> early = matcher_.post(peer, id, posted);
   if (!early) return;
   Kept* kept = static_cast<Kept*>(early->message);
-  const Arrival arrival{kept->how, kept->data, early->bytes};
+  const Arrival arrival{kept->how, kept->rail, kept->data, early->bytes};
   if (early->fingerprint != id.fingerprint) {
     MessageId theirs = id;
     theirs.fingerprint = early->fingerprint;
     deferred_.add(id.comm, completion, different_operation(peer, theirs, id.fingerprint));
     if (matcher_.expected(id) != id.fingerprint)  // else open() has reported it
       contradictions_.push_back({peer, theirs, id.fingerprint});
-  } else if (worker_->forked() || (kept->how == Kept::How::rendezvous && !link.lost.ok())) {
+  } else if (first().forked() || (kept->how == Kept::How::rendezvous && !link.lost.ok())) {
     deferred_.add(id.comm, completion, status);  // its bytes are out of reach
   } else if (deliver(link, id, posted, arrival)) {
     kept->how = Kept::How::copy;  // UCX's descriptor has been handed on
@@ -145,7 +170,9 @@ void UcxTransport::recv(Peer peer, const MessageId& id, Buffer buffer, bool may_
 }
 
 void UcxTransport::give_back(Completion* completion) {
-  if (!worker_->forked()) ucx_.ucp_am_data_release(worker_->handle(), completion->lender);
+  size_t rail = 0;
+  if (rails_.size() > 1) rail = lent_.extract(completion->lender).mapped();
+  release(rail, completion->lender);
   completion->lender = nullptr;
 }
 
@@ -161,12 +188,13 @@ bool UcxTransport::deliver(Link& link, const MessageId& id, const Matcher::Poste
   const bool aligned = reinterpret_cast<uintptr_t>(arrival.data) % kLendAlignment == 0;
   if (arrival.how == Kept::How::descriptor && posted.may_lend && host && aligned) {
     posted.completion->view = posted.completion->lender = arrival.data;
+    if (rails_.size() > 1) lent_.emplace(arrival.data, arrival.rail);
   } else if (arrival.how == Kept::How::rendezvous || (!host && arrival.bytes != 0)) {
     Flight* flight = take_off(link, posted.completion, id.comm);
     ucp_request_param_t parameters = UcxTransport::parameters(flight, posted.buffer.kind);
     parameters.cb.recv_am = &UcxTransport::on_received;
-    launched(flight, ucx_.ucp_am_recv_data_nbx(worker_->handle(), arrival.data, posted.buffer.data,
-                                               arrival.bytes, &parameters));
+    launched(flight, ucx_.ucp_am_recv_data_nbx(worker(arrival.rail), arrival.data,
+                                               posted.buffer.data, arrival.bytes, &parameters));
     // What came eagerly was copied at once, and the descriptor is still ours.
     return arrival.how == Kept::How::rendezvous;
   } else if (arrival.bytes != 0) {
@@ -177,9 +205,12 @@ bool UcxTransport::deliver(Link& link, const MessageId& id, const Matcher::Poste
 }
 
 void UcxTransport::release(Kept* kept) {
-  if (kept->how != Kept::How::copy && !worker_->forked())
-    ucx_.ucp_am_data_release(worker_->handle(), kept->data);
+  if (kept->how != Kept::How::copy) release(kept->rail, kept->data);
   delete kept;
+}
+
+void UcxTransport::release(size_t rail, void* descriptor) {
+  if (!first().forked()) ucx_.ucp_am_data_release(worker(rail), descriptor);
 }
 
 void UcxTransport::drop(Peer peer, const MessageId& id, const Matcher::Early& early) {
@@ -204,8 +235,8 @@ void UcxTransport::finish(uint32_t comm, uint32_t seq) {
 }
 
 void UcxTransport::credit_back(Link& link, uint32_t comm, size_t bytes) {
-  if (worker_->forked() || !link.lost.ok()) return;
-  if (const auto due = returns_.matched(link.peer, comm, charge_of(bytes)))
+  if (first().forked() || !link.lost.ok()) return;
+  if (const auto due = returns_.matched(link.peer, comm, charge_of(link, bytes)))
     send_control(link, {me_, Control::credit, comm, due->messages, due->bytes});
 }
 
@@ -216,16 +247,18 @@ ucs_status_t UcxTransport::on_data(void* arg, const void* header, size_t header_
   if (header_bytes != sizeof(DataHeader)) return UCS_OK;  // not one of ours
   DataHeader message;
   std::memcpy(&message, header, sizeof(message));
-  Arrival arrival{Kept::How::copy, data, bytes};
+  auto* const rail = static_cast<Rail*>(arg);
+  Arrival arrival{Kept::How::copy, rail->index, data, bytes};
   if ((how->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) arrival.how = Kept::How::rendezvous;
   if ((how->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0) arrival.how = Kept::How::descriptor;
-  return static_cast<UcxTransport*>(arg)->arrived(message, arrival) ? UCS_INPROGRESS : UCS_OK;
+  return rail->owner->arrived(message, arrival) ? UCS_INPROGRESS : UCS_OK;
 }
 
 // True if UCX's descriptor was kept or handed on.
 bool UcxTransport::arrived(const DataHeader& message, const Arrival& arrival) {
   Link& link = link_to(message.from);
   ++link.received;
+  count_arrival(link, arrival);
   confirm_if_wanted(link);
   Matcher::Posted posted;
   bool held = false;
@@ -252,7 +285,7 @@ bool UcxTransport::arrived(const DataHeader& message, const Arrival& arrival) {
 }
 
 bool UcxTransport::keep(const DataHeader& message, const Arrival& arrival) {
-  auto kept = std::make_unique<Kept>(Kept{arrival.how, arrival.data, nullptr});
+  auto kept = std::make_unique<Kept>(Kept{arrival.how, arrival.rail, arrival.data, nullptr});
   if (kept->how == Kept::How::copy && arrival.bytes != 0) {
     kept->own = std::make_unique_for_overwrite<std::byte[]>(arrival.bytes);
     std::memcpy(kept->own.get(), arrival.data, arrival.bytes);
@@ -268,7 +301,7 @@ ucs_status_t UcxTransport::on_control(void* arg, const void* header, size_t head
   if (header_bytes != sizeof(ControlHeader)) return UCS_OK;  // not one of ours
   ControlHeader message;
   std::memcpy(&message, header, sizeof(message));
-  static_cast<UcxTransport*>(arg)->heard(message);
+  static_cast<Rail*>(arg)->owner->heard(message);
   return UCS_OK;
 }
 
@@ -285,6 +318,9 @@ void UcxTransport::heard(const ControlHeader& message) {
       break;
     case Control::answer:
       link.confirmed = message.number;
+      break;
+    case Control::seen:
+      if (message.comm < link.rails) link.ways[message.comm].seen = message.number;
       break;
     case Control::leave:
       failed_.emplace_back(

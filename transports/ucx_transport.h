@@ -4,6 +4,8 @@
 //               UCX decides whether the bytes travel with the header (eagerly) or are fetched into
 //               the posted buffer once it is known (rendezvous); above kAlwaysRendezvous they are
 //               always fetched, so that a message nobody asked for costs the receiver its header.
+//               Over TCP all others are eager: fetching saves no copy there, and its question and
+//               answer wait in the queues of both directions behind the data before them.
 //   Early ones  are kept as UCX's own descriptors where it hands them out, else as a copy.
 //   Endpoints   are made by the first send to a peer or receive from it. They are made with peer
 //               error handling, without which UCX 1.13 may wait for a dead peer for ever; on one
@@ -19,9 +21,18 @@
 //   Leaving     TCP may throw away what was sent when a socket is closed while bytes from the peer
 //               are unread. So before we leave we ask each peer whether everything has arrived
 //               (flushed(), and the destructor, for kFarewell at most).
+//   Rails       Several interfaces, when the user names them, are a UCX worker each. A message goes
+//   by
+//               the one with the fewest bytes that the peer has not seen yet (it reports them), so
+//               that the bytes are split by the rails' speeds as they are at the time. The k-th of
+//               a rank leads to the k-th of another. Losing one is losing the peer.
 //   fork()      UCX does not survive it: in the child every call is answered by invalid_argument.
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -37,6 +48,8 @@ namespace ringfold::ucx {
 inline constexpr Nanoseconds kGrace = std::chrono::milliseconds(250);
 inline constexpr Nanoseconds kFarewell = std::chrono::seconds(1);
 inline constexpr size_t kAlwaysRendezvous = 256 << 10;
+inline constexpr size_t kMostRails = 4;
+inline constexpr uint64_t kSeenBytes = 64 << 10;  // are reported at once
 
 enum ActiveMessage : unsigned { kData, kControl };
 
@@ -46,28 +59,39 @@ struct DataHeader {
 };
 static_assert(sizeof(DataHeader) == 20);
 
-enum class Control : uint32_t { credit, ask, answer, leave };
+enum class Control : uint32_t { credit, ask, answer, leave, seen };
 struct ControlHeader {
   int32_t from;
   Control what;
-  uint32_t comm, messages;  // credit
-  uint64_t number;          // credit: bytes; ask, answer: messages sent so far
+  uint32_t comm, messages;  // credit; comm: of `seen`, the rail
+  uint64_t number;          // credit, seen: bytes; ask, answer: messages sent so far
 };
 static_assert(sizeof(ControlHeader) == 24);
 
-// What a message is charged: the bytes that its receiver may have to keep.
-inline uint64_t charge_of(size_t bytes) {
-  return bytes > kAlwaysRendezvous ? 0 : bytes;
-}
-
 class UcxTransport;
+
+// One of this rank's interfaces, or all of them if UCX is to choose.
+struct Rail {
+  UcxTransport* owner;
+  size_t index;
+  std::unique_ptr<UcxWorker> worker;
+};
+
+// To one peer by one rail.
+struct Way {
+  std::string address;
+  ucp_ep_h endpoint = nullptr;
+  uint64_t sent = 0, seen = 0;         // bytes; of them the peer has reported
+  uint64_t arrived = 0, reported = 0;  // bytes from the peer; reported to it
+};
 
 // What is known of one peer.
 struct Link {
   UcxTransport* owner;
   Peer peer;
-  std::string host, address;
-  ucp_ep_h endpoint = nullptr;
+  std::string host;
+  std::array<Way, kMostRails> ways;
+  size_t rails = 0;           // of the ways; 0: it was never connected
   Status lost;                // ok while there is hope
   uint32_t flights = 0;       // requests under way
   uint64_t sent = 0;          // messages
@@ -76,6 +100,12 @@ struct Link {
   uint64_t received = 0;      // messages
   uint64_t must_confirm = 0;  // the peer wants to know when `received` reaches this; 0: it does not
 };
+
+// What a message is charged, on both sides: the bytes that its receiver may have to keep. As many
+// rails may have so many times the bytes under way, or they would wait for credit.
+inline uint64_t charge_of(const Link& link, size_t bytes) {
+  return bytes > kAlwaysRendezvous ? 0 : bytes / std::max<size_t>(link.rails, 1);
+}
 
 // A request that UCX has begun and not ended: it may touch the buffer.
 struct Flight {
@@ -94,13 +124,15 @@ struct Flight {
 struct Kept {
   enum class How : uint8_t { descriptor, rendezvous, copy };
   How how;
-  void* data;  // UCX's, or own
+  size_t rail;  // by which it came
+  void* data;   // UCX's, or own
   std::unique_ptr<std::byte[]> own;
 };
 
 // A message that is to be delivered now.
 struct Arrival {
   Kept::How how;
+  size_t rail;
   void* data;
   size_t bytes;
 };
@@ -114,13 +146,14 @@ struct Waiting {
 
 class UcxTransport final : public Transport {
  public:
-  UcxTransport(std::unique_ptr<UcxWorker> worker, Peer me, Clock& clock);
+  // REQUIRES 1 to kMostRails workers.
+  UcxTransport(std::vector<std::unique_ptr<UcxWorker>> workers, Peer me, Clock& clock);
   ~UcxTransport() override;
   Status listen();
 
   [[nodiscard]] const char* name() const override { return "ucx"; }
   [[nodiscard]] bool reaches(MemoryKind kind) const override {
-    return kind == MemoryKind::host || worker_->reaches_cuda();
+    return kind == MemoryKind::host || first().reaches_cuda();
   }
   [[nodiscard]] std::string address() const override;
   [[nodiscard]] Status connect(Peer peer, std::string_view address) override;
@@ -142,8 +175,13 @@ class UcxTransport final : public Transport {
     uint32_t expected;
   };
 
+  // What is alike for all rails.
+  [[nodiscard]] const UcxWorker& first() const { return *rails_.front().worker; }
+  [[nodiscard]] ucp_worker_h worker(size_t rail) const { return rails_[rail].worker->handle(); }
+  Status listen(Rail& rail);
   Link& link_to(Peer peer);
   Status usable(Link& link);
+  ucs_status_t open_way(Link& link, size_t rail);
   Status refusal(Link& link, uint32_t comm);
   static Status forked_child();
   static std::string describe(const Link& link);
@@ -154,6 +192,7 @@ class UcxTransport final : public Transport {
   void lose(Link& link, const Status& why);
   void give_up_cancelled();
   void ask_for_confirmation();
+  int sleep_on();
   void wait_until(Nanoseconds deadline, bool (UcxTransport::*done)());
   bool everything_arrived() { return flushed(); }
   bool nothing_under_way() { return flights_.empty(); }
@@ -164,7 +203,10 @@ class UcxTransport final : public Transport {
   void launched(Flight* flight, ucs_status_ptr_t request);
   void land(Flight* flight, ucs_status_t status);
   void start_send(Link& link, const Waiting& message);
-  void send_control(Link& link, const ControlHeader& header);
+  void send_control(Link& link, const ControlHeader& header, size_t rail = 0);
+  size_t choose_rail(Link& link, size_t bytes) const;
+  void count_arrival(Link& link, const Arrival& arrival);
+  void release(size_t rail, void* descriptor);
   static void on_sent(void* request, ucs_status_t status, void* user_data);
   static void on_received(void* request, ucs_status_t status, size_t bytes, void* user_data);
 
@@ -182,7 +224,15 @@ class UcxTransport final : public Transport {
   void heard(const ControlHeader& message);
   void confirm_if_wanted(Link& link);
 
-  std::unique_ptr<UcxWorker> worker_;
+  std::vector<Rail> rails_;
+  // Readable on news of any rail; -1: there is only one.
+  struct News {
+    int epoll = -1;
+    ~News() {
+      if (epoll >= 0) close(epoll);
+    }
+  } news_;
+  std::unordered_map<void*, size_t> lent_;  // descriptors, and the rails they came by, if several
   const UcxLibrary& ucx_;
   const Peer me_;
   Clock& clock_;

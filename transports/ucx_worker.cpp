@@ -4,7 +4,9 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include "transports/ucx_transports.h"
@@ -82,7 +84,29 @@ Status UcxWorker::open_context(const std::string& net_devices) {
   attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
   if (ucx_.ucp_context_query(context_, &attributes) == UCS_OK)
     reaches_cuda_ = (attributes.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
+  prefers_eager_ = std::getenv("UCX_RNDV_THRESH") == nullptr && only_tcp();
   return {};
+}
+
+// UCX 1.13 tells the transports of a context in words only: "resource 1 : md 1 ... -- tcp/eth0".
+bool UcxWorker::only_tcp() const {
+  char* text = nullptr;
+  size_t length = 0;
+  FILE* const stream = open_memstream(&text, &length);
+  if (stream == nullptr) return false;
+  ucx_.ucp_context_print_info(context_, stream);
+  (void)std::fclose(stream);
+  const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
+  const std::string_view all(text, length);
+  constexpr std::string_view kMark = " -- ";
+  bool tcp = false;
+  for (size_t at = all.find(kMark); at != all.npos; at = all.find(kMark, at)) {
+    at += kMark.size();
+    const std::string_view name = all.substr(at, all.find('/', at) - at);
+    if (name != "tcp" && name != "self") return false;
+    tcp |= name == "tcp";
+  }
+  return tcp;
 }
 
 Status UcxWorker::open_worker() {

@@ -24,15 +24,21 @@ class UcxWorker {
   [[nodiscard]] const std::string& address() const { return address_; }
   // Whether UCX itself moves device memory.
   [[nodiscard]] bool reaches_cuda() const { return reaches_cuda_; }
+  // Whether TCP is all that UCX has got to reach other hosts by, and the user has not told it from
+  // which length on it is to fetch messages.
+  [[nodiscard]] bool prefers_eager() const { return prefers_eager_; }
   // Threads and sockets of UCX do not survive fork(): in the child nothing may call it.
   [[nodiscard]] bool forked() const;
   // A descriptor that becomes readable on news; -1: there are news already.
   [[nodiscard]] int arm();
+  // The same descriptor, whether armed or not.
+  [[nodiscard]] int descriptor() const { return descriptor_; }
 
  private:
   explicit UcxWorker(const UcxLibrary& ucx);
   Status open_context(const std::string& net_devices);
   Status open_worker();
+  [[nodiscard]] bool only_tcp() const;
   Status failed(const char* what, ucs_status_t why) const;
 
   const UcxLibrary& ucx_;
@@ -41,6 +47,7 @@ class UcxWorker {
   ucp_worker_h worker_ = nullptr;
   int descriptor_ = -1;
   bool reaches_cuda_ = false;
+  bool prefers_eager_ = false;
   std::string address_;
 };
 

@@ -47,6 +47,10 @@ def named_hosts(laboratory):
 def ringfold(places, laboratory):
     program = places.built("ringfold", "a build")
     yield Spread("ringfold", "auto", program, laboratory=laboratory)
+    if laboratory.rails > 1:
+        rails = ",".join(f"eth{rail}" for rail in range(laboratory.rails))
+        yield Spread("ringfold", "rails", program, laboratory=laboratory,
+                     environment=(("RINGFOLD_INTERFACES", rails),))
     wheel = places.wheels / "ucx"
     if (wheel / "complete").exists():
         folder = next(wheel.glob("lib/python3*/site-packages/libucx/lib"))

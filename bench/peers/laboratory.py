@@ -69,6 +69,6 @@ class Laboratory:
         """Words in front of a command that is to run on the host."""
         return ["env", f"NETLAB={self.name}", str(NETLAB), "exec", str(host)]
 
-    def sent(self, host):
-        """Bytes that have left the host, headers and all."""
-        return int(self.netlab("bytes", host).split()[0])
+    def sent(self, host, rail=""):
+        """Bytes that have left the host, headers and all; by one rail if it is given."""
+        return int(self.netlab("bytes", host, rail).split()[0])

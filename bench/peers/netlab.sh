@@ -8,7 +8,8 @@
 #   netlab.sh unshape
 #   netlab.sh exec K COMMAND...      on host K, under a host name of its own
 #   netlab.sh ssh [OPTIONS] HOST COMMAND   the same for mpirun; HOST is an address or a host's name
-#   netlab.sh bytes K                sent and received by host K so far, all rails
+#   netlab.sh bytes K [RAIL]         sent and received by host K so far, by all rails or one
+#   netlab.sh set K RAIL up|down     the interface of that rail
 #   netlab.sh destroy                all of it, and every process inside; may be repeated
 #
 # NETLAB is the beginning of the namespaces' names, one a laboratory (default: netlab).
@@ -69,7 +70,7 @@ on() {
 }
 
 bytes() {
-  ip netns exec "$name-$1" sh -c 'cat /sys/class/net/eth*/statistics/'"$2" |
+  ip netns exec "$name-$1" sh -c "cat /sys/class/net/eth${3:-*}/statistics/$2" |
     awk '{sum += $1} END {print sum}'
 }
 
@@ -101,7 +102,8 @@ case ${1:-} in
     host=${host##*.}
     on "${host##*-}" sh -c "$*"
     ;;
-  bytes) echo "$(bytes "$2" tx_bytes) $(bytes "$2" rx_bytes)" ;;
+  bytes) echo "$(bytes "$2" tx_bytes "${3:-}") $(bytes "$2" rx_bytes "${3:-}")" ;;
+  set) ip -n "$name-$2" link set "eth$3" "$4" ;;
   destroy) destroy ;;
   *) sed -n '2,/^set/{/^#/p}' "$0"; exit 2 ;;
 esac

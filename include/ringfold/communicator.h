@@ -68,7 +68,8 @@ class Work {
   explicit Work(const Status& finished);  // done with that status
   // What report() needs to know of an operation that was over before the call returned.
   struct Brief {
-    float seconds = 0;  // 0: not measured
+    Nanoseconds returned{};  // from the call; 0: not measured, as `seconds`
+    float seconds = 0;
     uint32_t count = 0;
     uint16_t ranks = 0, rank = 0, root = 0;  // ranks == 0: there was no such operation
     Collective collective = Collective::all_reduce;

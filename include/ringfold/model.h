@@ -35,6 +35,7 @@ struct Machine {
   LinkCost local, remote;  // between ranks of one host, of different hosts
   double gamma = 2e-11;    // seconds a reduced byte
   int per_host = 1;        // ranks on each host
+  int sharers = 1;  // ranks of a host behind one link to the others: per_host if it has only one
 };
 
 // Where nothing has been measured; `ringfold doctor --measure` prints what holds on a machine.
@@ -51,9 +52,9 @@ inline constexpr int kSlots = 16;
 inline constexpr int kMaxTransitPieces = kSlots / 2;
 inline constexpr size_t kMinPieceBytes = size_t{4} << 10;  // where a chunk is cut at all
 inline constexpr size_t kMaxPieceBytes = size_t{1} << 20;
-// In a ring between hosts choose() avoids larger ones: they would be fetched by rendezvous, whose
-// announcement waits in the link's queue behind the data before it. Measured at 1 Gbit/s with four
-// hosts: 95 % of the line rate with these, 91 to 94 % with pieces of 1 MiB, 92 % with 64 KiB.
+// Between hosts choose() avoids larger ones: they would be fetched by rendezvous, whose
+// announcement waits in the link's queue behind the data before it. Measured at 1 Gbit/s with two
+// hosts: 94 to 95 % of the line rate with these, 57 % with pieces of 512 KiB.
 inline constexpr size_t kMaxRemotePieceBytes = size_t{256} << 10;
 
 // Bytes that each rank must send per byte of the full frame, if all share the work evenly; the
@@ -101,6 +102,13 @@ constexpr double hub_seconds(int n, double bytes, LinkCost link) {
 // chunks are not cut. REQUIRES legal(schedule). The formulas are derived in lib/plan/model.cpp.
 [[nodiscard]] double predict_seconds(const Schedule& schedule, size_t element_bytes,
                                      size_t piece_bytes, const Machine& machine);
+
+// The same for an all-reduce of `bytes` that goes host by host: added up inside each of `hosts` by
+// shared memory, round a ring of hosts in which each link is crossed once, and handed out, so that
+// only the first `segment` of bytes on the way in and the last on the way out do not overlap with
+// the links.
+[[nodiscard]] double predict_by_hosts(int hosts, double bytes, double segment,
+                                      const Machine& machine);
 
 // What the caller has already decided, or wishes.
 struct Constraints {

@@ -79,7 +79,7 @@ ringfold_status async(ringfold_work_t* work, Begin begin) {
   *work = nullptr;
   Work started = begin();
   if (started.done()) {
-    const Status ended = started.wait();
+    const Status ended = started.wait(Nanoseconds(0));
     if (!ended.ok()) return answer(ended);
   }
   *work = works().add(std::move(started));

@@ -66,7 +66,7 @@ constexpr std::array kSettings = {
             "How long an idle thread polls before it sleeps."},
     Setting{"RINGFOLD_INTERFACES", "list", "all, loopback last", false,
             "Network interfaces to use: names or prefixes (eth), ^name to exclude, addresses, "
-            "networks (10.0.0.0/8)."},
+            "networks (10.0.0.0/8). Between hosts, several that are named share the messages."},
     Setting{"RINGFOLD_LOG", "off|error|warn|info|debug", "off", false,
             "Which log lines go to stderr."},
     Setting{"RINGFOLD_RECORD", "text", "none: nothing is written", false,

@@ -1,6 +1,8 @@
 #include "lib/base/cores.h"
 
+#include <fmt/format.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +12,15 @@
 #include <set>
 
 namespace ringfold {
+namespace {
+
+// Offers that took so long went to somebody who computes; ranks work on a block for less. One may
+// be a disturbance.
+constexpr Nanoseconds kDear = std::chrono::milliseconds(1);
+constexpr int kRemembered = 64;  // offers
+constexpr int kRest = 20;        // times what it took, until the next offer
+
+}  // namespace
 
 std::vector<int> allowed_cores() {
   std::vector<int> cores;
@@ -43,8 +54,39 @@ std::optional<double> granted_cores() {
   return std::nullopt;
 }
 
+void run_soon_when_woken() {
+  // As the kernel has it: no header offers it together with <sched.h>.
+  struct Attributes {
+    uint32_t size = sizeof(Attributes), policy = 0;
+    uint64_t flags = 0;
+    int32_t nice = 0;
+    uint32_t priority = 0;
+    uint64_t runtime = 0, deadline = 0, period = 0;
+  } attributes;
+  constexpr uint64_t kShortestSlice = 100'000;  // nanoseconds
+  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
+  if (attributes.policy != SCHED_OTHER && attributes.policy != SCHED_BATCH) return;
+  attributes.runtime = kShortestSlice;
+  (void)syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
+void Courtesy::yield() {
+  sched_yield();
+}
+
+void Courtesy::note(Nanoseconds begun) {
+  const Nanoseconds now = steady_clock().now();
+  const bool dear_before = dear_ > 0;
+  if (now - begun < kDear) {
+    if (dear_before) --dear_;
+    return;
+  }
+  dear_ = kRemembered;
+  if (dear_before) none_until_ = now + kRest * (now - begun);
+}
+
 std::string Cores::encode() const {
-  std::string text = (granted ? std::to_string(*granted) : "all") + ":";
+  std::string text = (granted ? fmt::format("{}", *granted) : "all") + ":";
   for (size_t i = 0; i < allowed.size(); ++i)
     text += (i == 0 ? "" : ",") + std::to_string(allowed[i]);
   return text;

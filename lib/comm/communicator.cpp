@@ -104,7 +104,8 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
       world_(std::move(world)),
       rank_(rank),
       size_(static_cast<int>(peers.size())),
-      record_(record::Record::open({world_->nonce(), id, rank, size_})) {
+      record_(record::Record::open({world_->nonce(), id, rank, size_,
+                                    family != id ? std::optional(family) : std::nullopt})) {
   channel_ = std::make_shared<Channel>();
   channel_->record = record_;
   channel_->trace = settled_.trace;
@@ -122,7 +123,7 @@ Communicator::Impl::Impl(const Settled& settled, std::shared_ptr<World> world, u
     machine_.gamma = settled_.machine->gamma;
   }
   layout_ = lay_out(hosts(), rank);
-  machine_.per_host = layout_.per_host;
+  machine_.per_host = machine_.sharers = layout_.per_host;
   record_->name_transport(transport());
   cuda::prepare();
   world_->engine().open(channel_);
@@ -198,6 +199,13 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
   else if (constraints.nccl_chunks && collective == Collective::reduce)
     constraints.algorithm = Algorithm::chain;  // NCCL's only way
   auto chosen = choose(collective, size, count, element_bytes, machine_, constraints);
+  // Several rails share out whole messages, the finer the better.
+  const size_t rails = world_ ? world_->rails() : 1;
+  if (chosen && rails > 1 && constraints.piece_bytes == 0 &&
+      chosen->piece_bytes > kMaxRemotePieceBytes / rails) {
+    constraints.piece_bytes = kMaxRemotePieceBytes / rails;
+    chosen = choose(collective, size, count, element_bytes, machine_, constraints);
+  }
   if (!chosen && forced) {  // the setting names an algorithm of another collective
     constraints.algorithm.reset();
     chosen = choose(collective, size, count, element_bytes, machine_, constraints);
@@ -214,7 +222,23 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 Work Communicator::Impl::collective(const Call& call) {
   const bool on_host = !cuda::is_ordered(call.send, call.recv, call.stream);
   const bool in_region_memory = region_ && on_host;
-  if (Work done; in_region_memory && !settled_.trace && quick(call, &done)) return done;
+  if (in_region_memory && call.collective == Collective::all_reduce && call.stands_for == 0) {
+    const bool waits = take_waits_at_once();
+    std::shared_ptr<Work::State> takes_longer;
+    switch (quick({call.send, call.recv, call.reduction}, call.count, call.type, call.stream, waits,
+                  &takes_longer)) {
+      case region::Region::Quick::none:
+        if (waits) will_wait_at_once();
+        break;
+      case region::Region::Quick::done:
+        return Work(brief_of(call));
+      case region::Region::Quick::done_directly:
+        return Work(brief_of(call, Nanoseconds::min(), true));
+      case region::Region::Quick::started:
+        takes_longer->returned = steady_clock().now();
+        return Work(std::move(takes_longer));
+    }
+  }
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
   if (in_region_memory) return in_region(call);
@@ -242,7 +266,9 @@ Work Communicator::Impl::collective(const Call& call) {
                      call.reduction.op,
                      chosen->piece_bytes / size_of(call.type),
                      false,
-                     call.stands_for};
+                     call.stands_for,
+                     false,
+                     call.part};
   operation->position = rank_;
   if (call.collective == Collective::all_reduce) order_by_host(*operation);
   state->position = operation->position;

@@ -55,6 +55,7 @@ std::shared_ptr<Work::State> Communicator::Impl::compare_calls(const Call& call)
   state->then([bytes](const Status&) {});  // keeps them
   auto operation = std::make_unique<UserOperation>(state, pending_);
   operation->channel = channel_;
+  operation->called = steady_clock().now();
   operation->what = {chosen->schedule,
                      call.type,
                      call.reduction.op,
@@ -74,10 +75,12 @@ std::shared_ptr<Work::State> Communicator::Impl::compare_calls(const Call& call)
 
 Work Communicator::Impl::in_two_levels(const Call& call) {
   auto state = std::make_shared<Work::State>(world_);
+  state->record = record_;
   const int hosts = static_cast<int>(layout_.hosts.size());
   state->report.algorithm = Algorithm::two_level;
   state->report.transport = two_level_->transport();
   state->report.bus_factor = bus_factor(Collective::all_reduce, size_);
+  state->report.predicted_seconds = TwoLevel::predict(call, hosts, machine_);
   state->report.bytes_model = two_level_->bytes_across(call, hosts);
   state->started = steady_clock().now();
   auto compared = compare_calls(call);

@@ -15,6 +15,7 @@
 #include "lib/comm/work.h"
 #include "lib/cuda/path.h"
 #include "lib/cuda/pool.h"
+#include "lib/record/picture.h"
 #include "ringfold/communicator.h"
 #include "ringfold/model.h"
 
@@ -30,7 +31,7 @@ struct Call {
   Reduction reduction;
   int root = 0;
   Stream stream = {};     // for device memory
-  size_t stands_for = 0;  // see Description
+  size_t stands_for = 0, part = 0;  // see Description
 };
 
 class TwoLevel;
@@ -82,9 +83,17 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   [[nodiscard]] World* world() const { return world_.get(); }
   [[nodiscard]] std::string transport() const;
   [[nodiscard]] std::string message_transport() const;  // also where collectives use a region
-  [[nodiscard]] const record::Record& record() const { return *record_; }
+  [[nodiscard]] record::CommunicatorView view() const;  // with what its parts have counted
 
   Work collective(const Call& call);
+  // A small all_reduce in a state of rest. None: it is left to the ordinary way, which also finds
+  // the words for what is wrong with a call. `takes_longer`: set if it was started only. `waits`:
+  // the caller is about to wait for it.
+  region::Region::Quick quick(const Operation::Memory& memory, size_t count, DType type,
+                              Stream stream, bool waits,
+                              std::shared_ptr<Work::State>* takes_longer);
+  // For an operation by messages that is about to be started.
+  void note_region_calls(UserOperation& operation) const;
   // Finds out, together with all its ranks, whether they can share memory, and makes the region.
   void open_region();
   // The same for ranks of several hosts, after open_region(): the parts of TwoLevel.
@@ -129,7 +138,6 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   std::unique_ptr<UserOperation> region_operation(const Call& call, const Description& what,
                                                   const std::shared_ptr<Work::State>& state);
   Work in_region(const Call& call);
-  bool quick(const Call& call, Work* work);
   [[nodiscard]] std::vector<std::string> hosts() const;
   [[nodiscard]] std::shared_ptr<Impl> part(uint32_t id, uint32_t family,
                                            const std::vector<int>& members) const;

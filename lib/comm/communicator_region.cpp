@@ -59,6 +59,7 @@ Description Communicator::Impl::region_description(const Call& call) const {
   what.type = call.type;
   what.op = call.reduction.op;
   what.stands_for = call.stands_for;
+  what.part = call.part;
   return what;
 }
 
@@ -72,8 +73,10 @@ std::shared_ptr<Work::State> Communicator::Impl::region_state(const Description&
 
 Work::Brief Communicator::Impl::brief_of(const Call& call, Nanoseconds begun, bool direct) const {
   Work::Brief brief = brief_of(call);
-  if (begun != Nanoseconds::min())
-    brief.seconds = std::chrono::duration<float>(steady_clock().now() - begun).count();
+  if (begun != Nanoseconds::min()) {
+    brief.returned = steady_clock().now();
+    brief.seconds = std::chrono::duration<float>(brief.returned - begun).count();
+  }
   brief.direct = direct;
   return brief;
 }
@@ -103,6 +106,10 @@ std::unique_ptr<UserOperation> Communicator::Impl::region_operation(
   operation->send = region::find_memory(call.send, 1);
   operation->recv = region::find_memory(call.recv, 1);
   return operation;
+}
+
+void Communicator::Impl::note_region_calls(UserOperation& operation) const {
+  if (region_) operation.beside = region_->called();
 }
 
 // Only a region makes something of it.
@@ -147,40 +154,32 @@ Work Communicator::Impl::in_region(const Call& call) {
   return Work(std::move(state));
 }
 
-// A small all_reduce in a state of rest: everything else is left to the ordinary way, which also
-// finds the words for what is wrong with a call.
-bool Communicator::Impl::quick(const Call& call, Work* work) {
-  if (call.collective != Collective::all_reduce || static_cast<size_t>(call.type) >= kDTypes ||
-      static_cast<size_t>(call.reduction.op) >= kOps || call.count > region::kInline)
-    return false;
-  const size_t element = size_of(call.type), bytes = call.count * element;
-  const auto send = reinterpret_cast<uintptr_t>(call.send);
-  const auto recv = reinterpret_cast<uintptr_t>(call.recv);
-  if (bytes > region::kInline || (send | recv) % element != 0 ||
-      (bytes != 0 && (call.send == nullptr || call.recv == nullptr)) ||
+// Looks at little and copies nothing: this is most of what a small all_reduce costs.
+region::Region::Quick Communicator::Impl::quick(const Operation::Memory& memory, size_t count,
+                                                DType type, Stream stream, bool waits,
+                                                std::shared_ptr<Work::State>* takes_longer) {
+  using Quick = region::Region::Quick;
+  if (!region_ || settled_.trace || count >= kTimed || static_cast<size_t>(type) >= kDTypes ||
+      static_cast<size_t>(memory.reduction.op) >= kOps)
+    return Quick::none;
+  const size_t element = size_of(type), bytes = count * element;
+  const bool small = bytes <= region::inline_bytes(size_);
+  const auto send = reinterpret_cast<uintptr_t>(memory.send);
+  const auto recv = reinterpret_cast<uintptr_t>(memory.recv);
+  if ((!small && (!waits || bytes >= kTimed)) || (send | recv) % element != 0 ||
+      (bytes != 0 && (send == 0 || recv == 0)) ||
       (send != recv && send < recv + bytes && recv < send + bytes) || group_open() ||
-      !world_->same_process())
-    return false;
+      !world_->same_process() || cuda::is_ordered(memory.send, memory.recv, stream))
+    return Quick::none;
   const auto make = [&] {
+    const Call call{Collective::all_reduce, memory.send, memory.recv, count, type,
+                    memory.reduction};
     const Description what = region_description(call);
-    auto state = region_state(what);
-    *work = Work(state);
-    return std::unique_ptr<Operation>(region_operation(call, what, state));
+    *takes_longer = region_state(what);
+    return std::unique_ptr<Operation>(region_operation(call, what, *takes_longer));
   };
-  const bool waits = take_waits_at_once();
-  switch (region_->run_small(call.count, call.type, {call.send, call.recv, call.reduction}, waits,
-                             make)) {
-    case region::Region::Quick::none:
-      if (waits) will_wait_at_once();
-      return false;
-    case region::Region::Quick::done:
-    case region::Region::Quick::done_directly:
-      *work = Work(brief_of(call));
-      return true;
-    case region::Region::Quick::started:
-      return true;
-  }
-  return false;
+  return small ? region_->run_small(count, type, memory, waits, make)
+               : region_->run(count, type, memory, make);
 }
 
 }  // namespace ringfold

@@ -54,7 +54,8 @@ Result<Machine> parse_machine(std::string_view text, std::string_view name) {
   if (!j.is_object())
     return Status(Code::invalid_argument, fmt::format("{} is not a JSON object", name));
   Machine machine;
-  for (const auto& [key, value] : j.items()) {
+  const bool findings = j.contains("machine") && j["machine"].is_object();
+  for (const auto& [key, value] : (findings ? j["machine"] : j).items()) {
     if (take(value, key, machine)) continue;
     return Status(
         Code::invalid_argument,

@@ -10,7 +10,8 @@
 namespace ringfold {
 
 // {"local": {"alpha": s, "beta": s/B}, "remote": {...}, "gamma": s/B, "per_host": ranks}; what is
-// left out keeps its built-in value. invalid_argument: unreadable, or another key or kind of value.
+// left out keeps its built-in value. Findings of `ringfold doctor --measure --json` have this as
+// their "machine". invalid_argument: unreadable, or another key or kind of value.
 [[nodiscard]] Result<Machine> read_machine(const std::string& file);
 // The same of a text; `name` is for messages.
 [[nodiscard]] Result<Machine> parse_machine(std::string_view text, std::string_view name);

@@ -20,12 +20,22 @@ std::optional<uint32_t> take(std::string_view& text) {
 
 // "rank 2 called X as operation 17; rank 3 called Y as operation 17", lower ranks first.
 std::string both_sides(int mine, const std::string& my_words, int other,
-                       const std::string& other_words, uint32_t seq) {
-  const auto side = [&](int rank, const std::string& words) {
-    return fmt::format("rank {} called {} as operation {}", rank, words, seq);
+                       const std::string& other_words) {
+  const auto side = [](int rank, const std::string& words) {
+    return fmt::format("rank {} called {}", rank, words);
   };
   return mine < other ? side(mine, my_words) + "; " + side(other, other_words)
                       : side(other, other_words) + "; " + side(mine, my_words);
+}
+
+// The entry of collective `seq` of one way; null: it is not remembered.
+const record::OperationView* entry_of(const record::CommunicatorView& view, bool region,
+                                      uint32_t seq) {
+  for (const record::OperationView& o : view.operations)
+    if (o.region == region && o.what.kind == record::Kind::collective &&
+        seq - o.first <= o.last - o.first)
+      return &o;
+  return nullptr;
 }
 
 }  // namespace
@@ -38,11 +48,31 @@ Standings::Stand Standings::stand_of(const record::CommunicatorView& view,
   for (const record::OperationView& o : view.operations) {
     if (o.region != question.region || o.what.kind != record::Kind::collective) continue;
     if (static_cast<int32_t>(o.last - question.seq) >= 0) stand.called = true;
-    if (question.seq - o.first > o.last - o.first) continue;
-    stand.fingerprint = o.what.fingerprint;
-    stand.what = o.text();
+  }
+  if (const auto* const o = entry_of(view, question.region, question.seq)) {
+    stand.fingerprint = o->what.fingerprint;
+    stand.what = fmt::format("{} as operation {}", o->text(), question.seq);
   }
   return stand;
+}
+
+// A communicator with a region has two ways: collectives on device memory go by messages. A rank
+// that has not called the one in question may have called one of the other way in its place.
+void Standings::look_beside(const Channel& channel, const record::CommunicatorView& view,
+                            const Question& question, Stand* stand) {
+  if (!channel.companion) return;
+  const uint32_t in_region = channel.companion->called(), by_messages = channel.called;
+  const uint32_t these = question.region ? in_region : by_messages;
+  const uint32_t others = question.region ? by_messages : in_region;
+  const auto past = [](uint32_t called, uint32_t seq) {
+    return static_cast<int32_t>(called - seq) > 0;
+  };
+  if (past(these, question.seq) || !past(others, question.beside)) return;
+  const auto* const o = entry_of(view, !question.region, question.beside);
+  if (o == nullptr) return;
+  stand->fingerprint = o->what.fingerprint;
+  stand->what = fmt::format("{} instead, {}", o->text(),
+                            question.region ? "on a device or its stream" : "in host memory");
 }
 
 // ---- asking and answering ---------------------------------------------------------------------
@@ -51,21 +81,25 @@ void Standings::ask(uint32_t comm, const Question& question, std::vector<int> me
   Notice notice;
   notice.kind = Notice::Kind::asks;
   notice.comm = comm;
-  notice.text =
-      fmt::format("{} {} {}", question.seq, question.region ? 1 : 0, question.fingerprint);
+  notice.text = fmt::format("{} {} {} {}", question.seq, question.region ? 1 : 0,
+                            question.fingerprint, question.beside);
   notice.members = std::move(members);
   control_.tell(std::move(notice));
 }
 
 void Standings::asked(const Notice& notice) {
   std::string_view rest = notice.text;
-  const auto seq = take(rest), way = take(rest), theirs = take(rest);
-  if (!seq || !way || !theirs) return;
+  const auto seq = take(rest), way = take(rest), theirs = take(rest), beside = take(rest);
+  if (!seq || !way || !theirs || !beside) return;
   Stand stand;
-  if (const auto channel = engine_.find(notice.comm); channel && channel->record)
-    stand = stand_of(record::decode(channel->record->slot()), {*seq, *way != 0, *theirs});
-  else
+  if (const auto channel = engine_.find(notice.comm); channel && channel->record) {
+    const auto view = record::decode(channel->record->slot());
+    const Question question{*seq, *theirs, *way != 0, *beside};
+    stand = stand_of(view, question);
+    look_beside(*channel, view, question, &stand);
+  } else {
     stand.text = "has not made this communicator, or given it up";
+  }
   Notice answer;
   answer.kind = Notice::Kind::stands;
   answer.comm = notice.comm;
@@ -97,18 +131,19 @@ void Standings::answered(const Notice& notice) {
   const auto channel = engine_.find(notice.comm);
   if (!channel || !channel->record || !channel->failed.ok() || stand.fingerprint == 0) return;
   const Stand mine =
-      stand_of(record::decode(channel->record->slot()), {*seq, *way != 0, stand.fingerprint});
+      stand_of(record::decode(channel->record->slot()), {*seq, stand.fingerprint, *way != 0, 0});
   if (mine.fingerprint == 0 || mine.fingerprint == stand.fingerprint) return;
   const auto at = std::ranges::find(channel->peers, notice.origin);
   const auto other = static_cast<int>(at - channel->peers.begin());
-  engine_.fail(
-      notice.comm,
-      Status(Code::mismatch, both_sides(channel->rank, mine.what, other, stand.what, *seq)), true);
+  engine_.fail(notice.comm,
+               Status(Code::mismatch, both_sides(channel->named(channel->rank), mine.what,
+                                                 channel->named(other), stand.what)),
+               true);
 }
 
-void Standings::quiet(const Channel& channel, const Operation& operation, Peer peer) {
-  if (!channel.stalled)
-    ask(channel.id, {operation.id.seq, false, operation.id.fingerprint}, {peer});
+// The operations of graphs have numbers of their own, and their channels no records.
+void Standings::quiet(const Channel& channel, const Question& question, Peer peer) {
+  if (!channel.stalled && (channel.id & kCapturedChannel) == 0) ask(channel.id, question, {peer});
 }
 
 // ---- an operation that is not over at its deadline --------------------------------------------
@@ -117,21 +152,23 @@ void Standings::stalled(const Channel& channel, const Engine::Stalled& what) {
   // The records know the communicator that a graph's channel belongs to, not the channel.
   if ((channel.id & kCapturedChannel) != 0) return engine_.fail(channel.id, what.why, true);
   Inquiry& inquiry = open_[channel.id];
-  inquiry.question = {what.seq, what.region, what.fingerprint};
   inquiry.stalled = what;
   inquiry.rank = channel.rank;
   inquiry.peers = channel.peers;
+  inquiry.names.clear();
+  for (size_t r = 0; r < channel.peers.size(); ++r)
+    inquiry.names.push_back(channel.named(static_cast<int>(r)));
   inquiry.stands.resize(channel.peers.size());
   if (channel.record)
     inquiry.stands[static_cast<size_t>(channel.rank)] =
-        stand_of(record::decode(channel.record->slot()), inquiry.question);
+        stand_of(record::decode(channel.record->slot()), inquiry.stalled.question);
   read_records(channel.id, inquiry);
   std::vector<int> unknown;
   for (size_t r = 0; r < inquiry.peers.size(); ++r)
     if (!inquiry.stands[r].known) unknown.push_back(inquiry.peers[r]);
   const Nanoseconds now = engine_.clock().now();
   inquiry.until = unknown.empty() ? now : now + kAnswers;
-  if (!unknown.empty()) ask(channel.id, inquiry.question, std::move(unknown));
+  if (!unknown.empty()) ask(channel.id, inquiry.stalled.question, std::move(unknown));
 }
 
 // Of the ranks whose processes can be seen from here.
@@ -144,7 +181,7 @@ void Standings::read_records(uint32_t comm, Inquiry& inquiry) const {
     if (!process.ok()) continue;
     for (const auto& view : process->communicators) {
       if (view.world != world_ || view.id != comm || view.rank != static_cast<int>(r)) continue;
-      inquiry.stands[r] = stand_of(view, inquiry.question);
+      inquiry.stands[r] = stand_of(view, inquiry.stalled.question);
       inquiry.stands[r].kernel_state = process->kernel_state;
     }
   }
@@ -174,14 +211,15 @@ Nanoseconds Standings::deadline() const {
 }
 
 void Standings::conclude(uint32_t comm, const Inquiry& inquiry) {
-  const Stand& mine = inquiry.stands[static_cast<size_t>(inquiry.rank)];
+  const auto me = static_cast<size_t>(inquiry.rank);
   for (size_t r = 0; r < inquiry.stands.size() && inquiry.stalled.partner < 0; ++r) {
     const Stand& stand = inquiry.stands[r];
-    if (stand.fingerprint == 0 || stand.fingerprint == inquiry.question.fingerprint) continue;
+    if (stand.fingerprint == 0 || stand.fingerprint == inquiry.stalled.question.fingerprint)
+      continue;
     return engine_.fail(
         comm,
-        Status(Code::mismatch, both_sides(inquiry.rank, mine.what, static_cast<int>(r), stand.what,
-                                          inquiry.question.seq)),
+        Status(Code::mismatch, both_sides(inquiry.names[me], inquiry.stands[me].what,
+                                          inquiry.names[r], stand.what)),
         true);
   }
   const std::string text =
@@ -200,7 +238,8 @@ std::string Standings::missing(const Inquiry& inquiry) const {
     std::string text;
     for (size_t r = 0; r < inquiry.stands.size(); ++r)
       if (static_cast<int>(r) != inquiry.rank && which(inquiry.stands[r]))
-        text += fmt::format("{}rank {} ({})", text.empty() ? "" : ", ", r, who(inquiry.peers[r]));
+        text += fmt::format("{}rank {} ({})", text.empty() ? "" : ", ", inquiry.names[r],
+                            who(inquiry.peers[r]));
     return text.empty() ? text : fmt::format("{} {}", text, what);
   };
   const auto stopped = [](const Stand& s) {
@@ -228,7 +267,7 @@ std::string Standings::table(const Inquiry& inquiry) {
     const std::string text = stand.known ? stand.text : "unknown";
     auto line = std::ranges::find(lines, text, [](const auto& entry) { return entry.first; });
     if (line == lines.end()) line = lines.insert(lines.end(), {text, {}});
-    line->second.push_back(static_cast<int>(r));
+    line->second.push_back(inquiry.names[r]);
   }
   std::string text = "Where each rank stands:";
   for (const auto& [line, ranks] : lines)

@@ -4,7 +4,8 @@
 // Of ranks on this host it reads the records (lib/record/layout.h), which works whatever state they
 // are in; the others are asked over the control star and get a moment to answer.
 //
-//   asks    "SEQ WAY FINGERPRINT": the operation in question; WAY 1 is the region's numbering
+//   asks    "SEQ WAY FINGERPRINT BESIDE": the operation in question; WAY 1 is the region's
+//           numbering. BESIDE collectives were called before it that went the other way
 //   stands  "SEQ WAY CALLED FINGERPRINT <length> <what it called as SEQ> <where it stands>"
 //
 // Threads: the holder of the engine's turn.
@@ -32,7 +33,7 @@ class Standings {
 
   // For Engine::on_stalled and on_quiet.
   void stalled(const Channel& channel, const Engine::Stalled& what);
-  void quiet(const Channel& channel, const Operation& operation, Peer peer);
+  void quiet(const Channel& channel, const Engine::Question& question, Peer peer);
   // Another rank asks, or answers.
   void asked(const Notice& notice);
   void answered(const Notice& notice);
@@ -47,25 +48,23 @@ class Standings {
     bool known = false;
     bool called = false;       // the operation in question, or a later one
     uint32_t fingerprint = 0;  // of what it called by that number; 0: not known
-    std::string what;          // the same in words
+    std::string what;          // the same in words: "barrier as operation 3"
     std::string text;
     char kernel_state = '?';
   };
-  struct Question {
-    uint32_t seq = 0;
-    bool region = false;
-    uint32_t fingerprint = 0;
-  };
+  using Question = Engine::Question;
   struct Inquiry {
-    Question question;
     Engine::Stalled stalled;
     int rank = 0;               // mine
     std::vector<Peer> peers;    // by rank
+    std::vector<int> names;     // by rank: what the user calls it
     std::vector<Stand> stands;  // by rank
     Nanoseconds until{};
   };
 
   static Stand stand_of(const record::CommunicatorView& view, const Question& question);
+  static void look_beside(const Channel& channel, const record::CommunicatorView& view,
+                          const Question& question, Stand* stand);
   void ask(uint32_t comm, const Question& question, std::vector<int> members);
   void read_records(uint32_t comm, Inquiry& inquiry) const;
   void conclude(uint32_t comm, const Inquiry& inquiry);

@@ -17,6 +17,12 @@ constexpr size_t kLeastSegment = size_t{128} << 10;
 constexpr int kMostSegments = 64;
 constexpr int kAhead = 4;  // segments that are on the links at once
 
+int segments_of(const Call& call) {
+  const size_t bytes = call.count * size_of(call.type);
+  const size_t few = std::clamp<size_t>(bytes / kLeastSegment, 1, kAhead);
+  return static_cast<int>(std::clamp<size_t>(bytes / kSegmentBytes, few, kMostSegments));
+}
+
 // data[i] / ranks, as the average of so many ranks whose sum it is.
 void divide(std::byte* data, size_t count, DType type, int ranks) {
   alignas(64) static constexpr std::array<std::byte, 4096> kZeros{};
@@ -34,9 +40,10 @@ void divide(std::byte* data, size_t count, DType type, int ranks) {
   }
 }
 
-// One operation of those that carry out `whole`.
-Call part_of(const Call& whole, Call part) {
+// One operation of those that carry out `whole`; `number` tells them apart.
+Call part_of(const Call& whole, size_t number, Call part) {
   part.stands_for = whole.count;
+  part.part = number;
   return part;
 }
 
@@ -46,6 +53,7 @@ Call part_of(const Call& whole, Call part) {
 struct TwoLevel::Running {
   Running(const Call& c, std::shared_ptr<Work::State> s, int many, int shards)
       : call(c), state(std::move(s)), segments(many), left(many * shards + 1) {
+    reduced.resize(static_cast<size_t>(segments), false);
     crossed.resize(static_cast<size_t>(segments), false);
   }
 
@@ -81,7 +89,8 @@ struct TwoLevel::Running {
   std::atomic<int> left;            // broadcasts that are not over, and the comparison
   std::atomic<bool> failed{false};  // the Work has been told
   std::atomic<uint64_t> bytes_sent{0};
-  std::vector<bool> crossed;  // by segment: the ring of my shard is through; under lock_
+  // By segment, under lock_: my host's sum of my shard is there; its ring is through.
+  std::vector<bool> reduced, crossed;
 };
 
 bool TwoLevel::suits(const Call& call) {
@@ -91,11 +100,13 @@ bool TwoLevel::suits(const Call& call) {
   return call.reduction.op != Op::avg || size_of(call.type) >= 4 || !is_float(call.type);
 }
 
+double TwoLevel::predict(const Call& call, int hosts, const Machine& machine) {
+  const auto bytes = static_cast<double>(call.count * size_of(call.type));
+  return predict_by_hosts(hosts, bytes, bytes / segments_of(call), machine);
+}
+
 void TwoLevel::start(const Call& call, std::shared_ptr<Work::State> state, Work::State& compared) {
-  const size_t bytes = call.count * size_of(call.type);
-  const size_t few = std::clamp<size_t>(bytes / kLeastSegment, 1, kAhead);
-  const int segments =
-      static_cast<int>(std::clamp<size_t>(bytes / kSegmentBytes, few, kMostSegments));
+  const int segments = segments_of(call);
   auto running = std::make_shared<Running>(call, std::move(state), segments, shards_);
   {
     const std::lock_guard guard(lock_);
@@ -108,6 +119,8 @@ void TwoLevel::start(const Call& call, std::shared_ptr<Work::State> state, Work:
       add(false, segment);
       add(true, segment - kAhead);
     }
+    for (int segment = 0; across_ && segment < segments; ++segment)
+      crossings_.push_back({running, segment});
   }
   pump();
   compared.then([running](const Status& status) { running->finished(status, 1); });
@@ -119,6 +132,23 @@ bool TwoLevel::may_start(const Entry& entry) const {
          entry.call->crossed[static_cast<size_t>(entry.segment)];
 }
 
+bool TwoLevel::may_start(const Crossing& crossing) {
+  return crossing.call->failed.load() ||
+         crossing.call->reduced[static_cast<size_t>(crossing.segment)];
+}
+
+template <class Waiting>
+void TwoLevel::begin_those_that_may(std::deque<Waiting>& waiting,
+                                    std::unique_lock<std::mutex>& guard) {
+  while (!waiting.empty() && may_start(waiting.front())) {
+    const Waiting next = std::move(waiting.front());
+    waiting.pop_front();
+    guard.unlock();
+    begin(next);
+    guard.lock();
+  }
+}
+
 // Starts what is next, as long as it may. Callbacks of what is over at once come back here.
 void TwoLevel::pump() {
   std::unique_lock guard(lock_);
@@ -126,13 +156,8 @@ void TwoLevel::pump() {
   if (pumping_) return;
   pumping_ = true;
   while (std::exchange(more_, false)) {
-    while (!queue_.empty() && may_start(queue_.front())) {
-      const Entry entry = std::move(queue_.front());
-      queue_.pop_front();
-      guard.unlock();
-      begin(entry);
-      guard.lock();
-    }
+    begin_those_that_may(queue_, guard);
+    begin_those_that_may(crossings_, guard);
   }
   pumping_ = false;
 }
@@ -146,13 +171,15 @@ void TwoLevel::begin(const Entry& entry) {
   auto* const recv = static_cast<std::byte*>(call.recv) + range.begin * element;
   const auto* const send = static_cast<const std::byte*>(call.send) + range.begin * element;
   const bool mine = entry.shard == (local_ ? local_->rank() : 0);
+  const auto number = static_cast<size_t>(entry.segment * shards_ + entry.shard);
   const auto keep = shared_from_this();
   if (entry.hands_out) {
     const auto done = [keep, running](const Status& status) { running->finished(status, 1); };
     if (!local_) return done(Status());
     local_
-        ->collective(part_of(call, {Collective::broadcast, recv, recv, range.count, call.type,
-                                    Reduction(), entry.shard}))
+        ->collective(part_of(
+            call, number,
+            {Collective::broadcast, recv, recv, range.count, call.type, Reduction(), entry.shard}))
         .then(done);
     return;
   }
@@ -167,8 +194,9 @@ void TwoLevel::begin(const Entry& entry) {
   };
   if (local_) {
     local_
-        ->collective(part_of(call, {Collective::reduce, send, mine ? recv : nullptr, range.count,
-                                    call.type, inside, entry.shard}))
+        ->collective(part_of(call, number,
+                             {Collective::reduce, send, mine ? recv : nullptr, range.count,
+                              call.type, inside, entry.shard}))
         .then(done);
     return;
   }
@@ -176,16 +204,27 @@ void TwoLevel::begin(const Entry& entry) {
   done(Status());
 }
 
-// My host's sum of my shard is there.
+// My host's sum of my shard is there. Of several segments the news may come in any order.
 void TwoLevel::reduced(const std::shared_ptr<Running>& running, int segment) {
+  {
+    const std::lock_guard guard(lock_);
+    running->reduced[static_cast<size_t>(segment)] = true;
+  }
+  pump();
+}
+
+void TwoLevel::begin(const Crossing& crossing) {
+  const auto& [running, segment] = crossing;
+  if (running->failed.load()) return;
   const Call& call = running->call;
   const Range range = running->range(segment, local_ ? local_->rank() : 0, shards_);
   auto* const data = static_cast<std::byte*>(call.recv) + range.begin * size_of(call.type);
   Op op = call.reduction.op;
   if (op == Op::avg || op == Op::premul_sum) op = Op::sum;
   Work ring = across_->collective(
-      part_of(call, {Collective::all_reduce, data, data, range.count, call.type, Reduction(op)}));
-  ring.then([keep = shared_from_this(), running, segment, data, ring,
+      part_of(call, static_cast<size_t>(segment),
+              {Collective::all_reduce, data, data, range.count, call.type, Reduction(op)}));
+  ring.then([keep = shared_from_this(), running = running, segment = segment, data, ring,
              count = range.count](const Status& status) {
     if (!status.ok()) return running->finished(status, 0);
     running->bytes_sent += ring.report().bytes_sent;

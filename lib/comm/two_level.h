@@ -14,7 +14,9 @@
 // another. Inside a host all ranks must start the same operations in the same order, whoever has
 // news first: the order is that of the calls, and in each call the reductions of the first few
 // segments, the broadcast of the first, one more reduction, one more broadcast, and so on; a
-// broadcast whose root has not got the sum yet holds back what is behind it.
+// broadcast whose root has not got the sum yet holds back what is behind it. Likewise the members
+// of a ring start its operations in the order of calls and segments, also where the reductions
+// before them are over in another.
 //
 // The message schedule Algorithm::two_level does the same by messages alone; this is what a
 // communicator uses unless it was told an algorithm.
@@ -22,6 +24,7 @@
 // Threads: any.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -42,11 +45,17 @@ class TwoLevel : public std::enable_shared_from_this<TwoLevel> {
 
   // Whether it is the way for this call; the same on all ranks.
   [[nodiscard]] static bool suits(const Call& call);
+  // Seconds that it should take.
+  [[nodiscard]] static double predict(const Call& call, int hosts, const Machine& machine);
   // Starts it; `state` completes when it and what compares the ranks' calls are done.
   void start(const Call& call, std::shared_ptr<Work::State> state, Work::State& compared);
 
   // Bytes that this rank gives to its ring for a call, by the model.
   [[nodiscard]] uint64_t bytes_across(const Call& call, int hosts) const;
+  // The communicators that do it; null: there is none.
+  [[nodiscard]] std::array<const Communicator::Impl*, 2> parts() const {
+    return {local_.get(), across_.get()};
+  }
   // What the bytes of this rank go by: "region+ucx".
   [[nodiscard]] std::string transport() const;
 
@@ -59,9 +68,19 @@ class TwoLevel : public std::enable_shared_from_this<TwoLevel> {
     int segment, shard;
   };
 
+  // An operation of my ring, waiting for its reduction.
+  struct Crossing {
+    std::shared_ptr<Running> call;
+    int segment;
+  };
+
   void pump();
   [[nodiscard]] bool may_start(const Entry& entry) const;
+  [[nodiscard]] static bool may_start(const Crossing& crossing);
   void begin(const Entry& entry);
+  void begin(const Crossing& crossing);
+  template <class Waiting>
+  void begin_those_that_may(std::deque<Waiting>& waiting, std::unique_lock<std::mutex>& guard);
   void reduced(const std::shared_ptr<Running>& call, int segment);
   void crossed(const std::shared_ptr<Running>& call, int segment);
 
@@ -70,6 +89,7 @@ class TwoLevel : public std::enable_shared_from_this<TwoLevel> {
 
   std::mutex lock_;  // guards what follows
   std::deque<Entry> queue_;
+  std::deque<Crossing> crossings_;
   bool pumping_ = false, more_ = false;
 };
 

@@ -124,7 +124,8 @@ Status Work::State::wait(Nanoseconds timeout) {
     helped = world;
     worked = region;
   }
-  if (now - std::max(started, returned) < kAtOnce) waits_at_once = true;
+  if (timeout != Nanoseconds(0) && now - std::max(started, returned) < kAtOnce)
+    waits_at_once = true;
   if (is_done()) return outcome();
   const Waiting counted(record, now);
   while (!is_done()) {
@@ -204,7 +205,11 @@ bool Work::done() const {
 
 Status Work::wait(Nanoseconds timeout) {
   if (state_) return state_->wait(timeout);
-  waits_at_once = true;
+  // An operation that was over before its call returned counts as waited for at once only if it is:
+  // who computes first shall have the next one run beside it. Small ones are not worth the look.
+  if (timeout != Nanoseconds(0))
+    waits_at_once =
+        brief_.returned == Nanoseconds(0) || steady_clock().now() - brief_.returned < kAtOnce;
   return {};
 }
 
@@ -263,6 +268,7 @@ void start_or_group(std::shared_ptr<Communicator::Impl> communicator,
     return;
   }
   if (group_depth == 0) {
+    communicator->note_region_calls(*operation);
     EngineThread::caller_waits(std::exchange(waits_at_once, false));
     communicator->world()->engine().submit(std::move(operation));
     EngineThread::caller_waits(false);
@@ -320,22 +326,23 @@ void refuse(std::vector<Held>& held, const Status& why) {
       call.state->complete(why);
 }
 
-// Starts what this thread holds back: all of one world at once.
+// Starts what this thread holds back: what goes through regions, then all messages of one world at
+// once.
 void start_held() {
   std::vector<Held> held;
   held.swap(held_back);
   if (Status status = cuda::can_launch_workers(); !status.ok()) return refuse(held, status);
-  std::vector<std::pair<World*, std::vector<std::unique_ptr<Operation>>>> worlds;
   for (Held& call : held) {
     if (!call.operation) {
       call.run();
-      continue;
-    }
-    if (call.operation->region) {
-      const auto region = call.operation->region;
+    } else if (const auto region = call.operation->region) {
       region->submit(std::move(call.operation), false);
-      continue;
     }
+  }
+  std::vector<std::pair<World*, std::vector<std::unique_ptr<Operation>>>> worlds;
+  for (Held& call : held) {
+    if (!call.operation) continue;  // it runs already
+    call.communicator->note_region_calls(*call.operation);
     World* const world = call.communicator->world();
     auto known = std::ranges::find(worlds, world, [](const auto& entry) { return entry.first; });
     if (known == worlds.end())

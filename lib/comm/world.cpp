@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <thread>
 
 #include "lib/base/cores.h"
@@ -34,6 +35,8 @@ constexpr int kCrowdedYields = 4;
 constexpr std::string_view kDevice = "device";
 // An address of a Member with this name: its UCX moves memory of its device.
 constexpr std::string_view kUcxOfDevice = "cuda by UCX";
+// Another: how many rails its UCX has.
+constexpr std::string_view kRails = "rails of UCX";
 
 // The meeting points of this process, by the nonce of the world.
 struct Hubs {
@@ -71,6 +74,15 @@ const std::string* address_of(const Member& member, std::string_view transport) 
 bool has_device(const Member& member) {
   const std::string* const text = address_of(member, "cuda");
   return text != nullptr && *text == kDevice;
+}
+
+// Of all ranks that have UCX, the fewest.
+size_t rails_of(const std::vector<Member>& members) {
+  int64_t fewest = std::numeric_limits<int64_t>::max();
+  for (const Member& member : members)
+    if (const std::string* rails = address_of(member, kRails))
+      fewest = std::min(fewest, parse_integer(*rails).value_or(1));
+  return fewest == std::numeric_limits<int64_t>::max() ? 1 : static_cast<size_t>(fewest);
 }
 
 bool has_ucx_of_device(const Member& member) {
@@ -183,6 +195,7 @@ Result<std::shared_ptr<World>> World::create(const Rendezvous& where, const Sett
       here.push_back(Cores::decode(*cores).value_or(Cores()));
   const bool crowded = ringfold::crowded(here);
   world->crowded_ = crowded;
+  world->rails_ = rails_of(world->members_);
   if (crowded || settled.spin == Nanoseconds(0)) world->patience_ = {0, kCrowdedYields};
   world->thread_ = std::make_unique<EngineThread>(
       world->engine_, crowded && !settled.spin_given ? Nanoseconds(0) : settled.spin);
@@ -216,40 +229,58 @@ std::vector<std::string> reached(const std::vector<Member>& all, const Member& m
   return hosts;
 }
 
-// What UCX may use: the interfaces that RINGFOLD_INTERFACES chooses, else those that have proved to
+std::string joined(const std::vector<std::string>& names, std::string_view between) {
+  std::string all;
+  for (const std::string& name : names) all.append(all.empty() ? "" : between).append(name);
+  return all;
+}
+
+// What UCX may use: the interfaces that RINGFOLD_INTERFACES names, a rail each, in the order of
+// their addresses, which is that of the networks on every host; else those that have proved to
 // lead to other ranks, and RDMA. UCX itself believes that any interface leads to all addresses of
 // its network, such as a bridge of containers that has the same address on each host. Empty: it
 // chooses, or the user has.
-Result<std::string> devices_for_ucx(const std::vector<Member>& all, const Member& mine) {
+Result<std::vector<std::string>> rails_for_ucx(const std::vector<Member>& all, const Member& mine) {
   const std::string filter = setting("RINGFOLD_INTERFACES").value_or("");
-  const auto interfaces = local_interfaces(filter);
+  auto interfaces = local_interfaces(filter);
   if (!interfaces.ok()) return interfaces.status();
-  const std::vector<std::string> proved = reached(all, mine);
-  if (filter.empty() && (proved.empty() || std::getenv("UCX_NET_DEVICES") != nullptr))
-    return std::string();
   std::vector<std::string> devices;
-  if (filter.empty()) devices = rdma_devices();
-  for (const Interface& interface : *interfaces) {
-    if (filter.empty() && std::ranges::find(proved, interface.address.host()) == proved.end())
-      continue;
+  const auto add = [&](const Interface& interface) {
     if (std::ranges::find(devices, interface.name) == devices.end())
       devices.push_back(interface.name);
+  };
+  if (!filter.empty()) {
+    std::ranges::stable_sort(*interfaces, [](const Interface& a, const Interface& b) {
+      return std::ranges::lexicographical_compare(a.address.bytes(), b.address.bytes());
+    });
+    for (const bool loopback : {false, true})  // that only if there is nothing else
+      for (const Interface& interface : *interfaces)
+        if (interface.address.loopback() == loopback && (!loopback || devices.empty()))
+          add(interface);
+    if (filter.front() != '^') return devices;  // else what is left need not lead anywhere
+    return std::vector{joined(devices, ",")};
   }
-  std::string list;
-  for (const std::string& device : devices) list += (list.empty() ? "" : ",") + device;
-  return list;
+  const std::vector<std::string> proved = reached(all, mine);
+  if (proved.empty() || std::getenv("UCX_NET_DEVICES") != nullptr)
+    return std::vector{std::string()};
+  devices = rdma_devices();
+  for (const Interface& interface : *interfaces)
+    if (std::ranges::find(proved, interface.address.host()) != proved.end()) add(interface);
+  return std::vector{joined(devices, ",")};
 }
 
 }  // namespace
 
 Status World::open_ucx(const std::vector<Member>& all, Member* mine) {
-  const auto devices = devices_for_ucx(all, *mine);
-  if (!devices.ok()) return devices.status();
-  if (!devices->empty()) log_line(LogLevel::info, "UCX may use " + *devices);
-  auto ucx = make_ucx(rank_, steady_clock(), *devices);
+  const auto rails = rails_for_ucx(all, *mine);
+  if (!rails.ok()) return rails.status();
+  const std::string devices = joined(*rails, " and ");
+  if (!devices.empty()) log_line(LogLevel::info, "UCX may use " + devices);
+  auto ucx = make_ucx(rank_, steady_clock(), *rails);
   if (ucx.ok()) {
     ucx_ = std::move(*ucx);
     mine->addresses.emplace_back("ucx", ucx_->address());
+    mine->addresses.emplace_back(kRails, std::to_string(rails->size()));
     if (has_device(*mine) && ucx_->reaches(MemoryKind::cuda))
       mine->addresses.emplace_back(kUcxOfDevice, "");
   } else {
@@ -439,8 +470,8 @@ void World::listen() {
   engine_.on_stalled = [this](const Channel& channel, const Engine::Stalled& what) {
     standings_->stalled(channel, what);
   };
-  engine_.on_quiet = [this](const Channel& channel, const Operation& operation, Peer peer) {
-    standings_->quiet(channel, operation, peer);
+  engine_.on_quiet = [this](const Channel& channel, const Engine::Question& question, Peer peer) {
+    standings_->quiet(channel, question, peer);
   };
   // Asks the other side what it called; its answer is the failure that names both.
   engine_.on_mismatch = [this](const Channel& channel, Peer peer, uint32_t seq) {
@@ -478,11 +509,12 @@ void World::on_notice(const Notice& notice) {
   }
   if (notice.code != Code::ok) {
     failed_ = true;
-    engine_.fail(notice.comm, Status(notice.code, notice.text), false);
+    const bool to_me_alone = notice.members.size() == 1;  // then the others hear it from me
+    engine_.fail(notice.comm, Status(notice.code, notice.text), to_me_alone);
     return;
   }
   const auto channel = engine_.find(notice.comm);
-  if (!channel) return;
+  if (!channel) return given_up(notice);
   uint32_t seq = 0;
   const char* end = notice.text.data() + notice.text.size();
   const auto [rest, error] = std::from_chars(notice.text.data(), end, seq);
@@ -495,6 +527,19 @@ void World::on_notice(const Notice& notice) {
                Status(Code::mismatch, fmt::format("{}; {}", first ? mine : theirs.substr(1),
                                                   first ? theirs.substr(1) : mine)),
                true);
+}
+
+// Whoever asks about a communicator that is no more here still needs an answer.
+void World::given_up(const Notice& question) {
+  Notice answer;
+  answer.comm = question.comm;
+  answer.code = Code::mismatch;
+  const auto words = question.text.find(' ');
+  answer.text =
+      fmt::format("{}; {} called something else, and has given the communicator up since",
+                  question.text.substr(words == std::string::npos ? 0 : words + 1), who(rank_));
+  answer.members = {question.origin};
+  control_->tell(std::move(answer));
 }
 
 // ---- the rest ---------------------------------------------------------------------------------

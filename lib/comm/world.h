@@ -61,6 +61,8 @@ class World {
   [[nodiscard]] region::Patience patience() const { return patience_; }
   // Whether the ranks of this host outnumber the cores they may use. The same on all of them.
   [[nodiscard]] bool crowded() const { return crowded_; }
+  // Interfaces that every rank which uses UCX shares its messages out among.
+  [[nodiscard]] size_t rails() const { return rails_; }
   // False in a child that was forked after the world was made: nothing here may be used there.
   [[nodiscard]] bool usable() const;
   // The same at less cost, for children made by fork() itself.
@@ -83,6 +85,7 @@ class World {
   Status make_device_routes();
   void listen();
   void on_notice(const Notice& notice);
+  void given_up(const Notice& question);
   [[nodiscard]] std::string who(int rank) const;
 
   const int rank_;
@@ -99,6 +102,7 @@ class World {
   std::unique_ptr<RegionHost> regions_;
   region::Patience patience_{2000, 16};
   bool crowded_ = false;
+  size_t rails_ = 1;
   std::vector<Transport*> routes_;  // by world rank; null for myself
   std::vector<References*> references_;
   std::vector<Transport*> device_ucx_;

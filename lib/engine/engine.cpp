@@ -12,12 +12,6 @@ namespace {
 constexpr Nanoseconds kShortestNap = std::chrono::microseconds(10);
 constexpr Nanoseconds kLongestNap = std::chrono::milliseconds(1);
 
-uint32_t mix(uint32_t hash, uint64_t value) {
-  uint64_t h = (hash ^ value) * 0x9e3779b97f4a7c15u;
-  h = (h ^ (h >> 32)) * 0xd6e8feb86659fd93u;
-  return static_cast<uint32_t>(h ^ (h >> 32));
-}
-
 bool reduces(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce ||
          collective == Collective::reduce_scatter;
@@ -25,17 +19,22 @@ bool reduces(Collective collective) {
 
 }  // namespace
 
+// Every field has an odd factor of its own, so two that differ in one are never the same before the
+// last step; and nothing waits for another multiplication, since each call by messages pays for it.
 uint32_t Description::fingerprint() const {
-  uint32_t h = mix(
-      0x52464c44u,
+  const uint64_t kind =
       static_cast<uint64_t>(schedule.collective) | static_cast<uint64_t>(schedule.algorithm) << 8 |
-          static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 24 |
-          static_cast<uint64_t>(point_to_point) << 32 | static_cast<uint64_t>(on_device) << 33);
-  h = mix(h, schedule.count);
-  h = mix(h, static_cast<uint64_t>(schedule.root) << 32 | static_cast<uint32_t>(schedule.per_host));
-  h = mix(h, schedule.segment << 1 | static_cast<uint64_t>(schedule.cut));
-  h = mix(h, piece);
-  return stands_for == 0 ? h : mix(h, stands_for);
+      static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 24 |
+      static_cast<uint64_t>(point_to_point) << 32 | static_cast<uint64_t>(on_device) << 33;
+  const uint64_t where =
+      static_cast<uint64_t>(schedule.root) << 32 | static_cast<uint32_t>(schedule.per_host);
+  const uint64_t cut = schedule.segment << 1 | static_cast<uint64_t>(schedule.cut);
+  uint64_t h = kind * 0x9e3779b97f4a7c15u + schedule.count * 0xc2b2ae3d27d4eb4fu +
+               where * 0x165667b19e3779f9u + cut * 0x85ebca77c2b2ae63u +
+               piece * 0x27d4eb2f165667c5u + stands_for * 0xff51afd7ed558ccdu +
+               part * 0xc4ceb9fe1a85ec53u;
+  h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
+  return static_cast<uint32_t>(h ^ h >> 32);
 }
 
 std::string Description::text() const {
@@ -152,7 +151,7 @@ void Engine::submit(std::vector<std::unique_ptr<Operation>> operations) {
         operation->id.seq =
             operation->position == 0 ? channel.next_to[partner]++ : channel.next_from[partner]++;
       } else {
-        operation->id.seq = channel.next_seq++;
+        operation->id.seq = channel.called++;
       }
       if (channel.record) {
         auto& called = channel.record->messages().called;
@@ -344,7 +343,7 @@ void Engine::start(std::unique_ptr<Operation> operation) {
   }
   next_deadline_ = std::min(next_deadline_, o.deadline);
   if (on_quiet && !o.what.point_to_point) {
-    o.quiet_at = o.called + kQuiet;
+    o.quiet_at = first_question(o.called, channel.peers.size());
     next_quiet_ = std::min(next_quiet_, o.quiet_at);
   }
   running_.push_back(std::move(operation));
@@ -422,8 +421,12 @@ bool Engine::advance_all() {
         note_progress(operation);
       }
     }
-    if (!execution.status().ok() && operation.channel->failed.ok()) failed_by_itself(operation);
-    const bool undecided = !execution.status().ok() && operation.channel->failed.ok();
+    const Channel& its = *operation.channel;
+    if (!execution.status().ok() && its.failed.ok()) failed_by_itself(operation);
+    // Nothing of a channel is over any more while the words for its failure are being found.
+    const bool undecided =
+        its.failed.ok() &&
+        (!execution.status().ok() || (its.suspected >= 0 && !operation.what.point_to_point));
     if (!execution.finished() || undecided) {
       ++i;
       continue;

@@ -34,6 +34,7 @@ struct Description {
   bool point_to_point = false;
   size_t stands_for = 0;   // not 0: part of an all_reduce of so many elements, host by host
   bool on_device = false;  // what travels are not the bytes of host memory
+  size_t part = 0;         // which one, so that parts in another order never add up
 
   [[nodiscard]] uint32_t fingerprint() const;
   // "all_reduce f32 sum of 1024 elements" with root, algorithm and piece where they matter.
@@ -57,6 +58,8 @@ class Companion {
   virtual void fail(const Status& why) = 0;
   // As Engine::recall().
   [[nodiscard]] virtual std::string recall(uint32_t seq) = 0;
+  // Collectives handed to it so far. Any thread.
+  [[nodiscard]] virtual uint32_t called() const = 0;
   [[nodiscard]] virtual bool pending() const = 0;
   [[nodiscard]] virtual bool waits_for(int rank) = 0;
 };
@@ -77,8 +80,9 @@ struct Channel {
   std::shared_ptr<record::Trace> trace;    // null: none is written
   bool verify = false;                     // messages of host memory carry checksums
 
+  std::atomic<uint32_t> called{0};  // collectives by messages so far; the next one's number
+
   // Guarded by the engine's queue lock:
-  uint32_t next_seq = 0;
   std::vector<uint32_t> next_to, next_from;  // point to point, by rank
 
   // The turn's holder only:
@@ -91,9 +95,10 @@ struct Channel {
   int running = 0;
   std::vector<uint32_t> gone_to;  // point to point, by rank: messages that were sent to the end
   Status failed;
-  bool closing = false;          // its owner gave it up: no failure of its own
-  bool stalled = false;          // it is being found out who keeps it waiting
-  bool suspected = false;        // a mismatch is being cleared up with the other side
+  bool closing = false;  // its owner gave it up: no failure of its own
+  bool stalled = false;  // it is being found out who keeps it waiting
+  Peer suspected = -1;   // a mismatch is being cleared up with this one
+  uint32_t suspected_seq = 0;
   std::array<Past, 64> history;  // what this rank called, to say so when another differs
 
   [[nodiscard]] int named(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
@@ -135,6 +140,9 @@ class Operation {
   Nanoseconds deadline{};  // on the engine's clock
   Nanoseconds patience{};  // not 0: the deadline is that long after its memory is ready
   Nanoseconds called{};    // on the engine's clock
+  // Collectives of its communicator that were called before and go the other way: through the
+  // region, or by messages.
+  uint32_t beside = 0;
 
   // The rank at a position of the schedule; -1 of -1.
   [[nodiscard]] int rank_at(int at) const;
@@ -177,12 +185,17 @@ class Engine {
   // How long the goodbye of a peer that has gone may take to arrive.
   static constexpr Nanoseconds kGraceLost = std::chrono::milliseconds(200);
 
+  // Which operation other ranks are asked about.
+  struct Question {
+    uint32_t seq = 0, fingerprint = 0;
+    bool region = false;  // a companion's, which has numbers of its own
+    uint32_t beside = 0;  // Operation::beside
+  };
   // An operation that is not over at its deadline.
   struct Stalled {
     Status why;
-    uint32_t seq = 0, fingerprint = 0;
-    bool region = false;  // a companion's, which has numbers of its own
-    int partner = -1;     // of a message
+    Question question;
+    int partner = -1;  // of a message
   };
 
   explicit Engine(Clock& clock) : clock_(clock) {}
@@ -220,6 +233,8 @@ class Engine {
   }
   // As if an operation of the engine were over its deadline.
   void stalled(uint32_t channel, const Stalled& what);
+  // As if an operation of the engine waited for `peer`. Only in the turn.
+  void quiet(uint32_t channel, const Question& question, Peer peer) const;
   // As if the engine had met a contradicting arrival itself.
   void contradicted(uint32_t channel, Peer peer, uint32_t seq);
 
@@ -242,10 +257,13 @@ class Engine {
   // that the channel fails, soon, with a text that says where everybody stands. Unset: it fails at
   // once.
   std::function<void(const Channel&, const Stalled&)> on_stalled;
-  // A collective waits for `peer` since kQuiet, or again so long: does it call the same thing? May
-  // be unset.
-  static constexpr Nanoseconds kQuiet = std::chrono::seconds(1);
-  std::function<void(const Channel&, const Operation&, Peer)> on_quiet;
+  // A collective waits for `peer` for so long that it is time to ask whether that one called the
+  // same thing. May be unset.
+  std::function<void(const Channel&, const Question&, Peer)> on_quiet;
+  // When to ask for the first time about an operation that was called then, in a communicator of so
+  // many ranks (all questions go through rank 0); and when again, after `now`.
+  [[nodiscard]] static Nanoseconds first_question(Nanoseconds called, size_t ranks);
+  [[nodiscard]] static Nanoseconds next_question(Nanoseconds called, Nanoseconds now);
   // An arrival from `peer` contradicts what this rank called as operation `seq`. Called once a
   // channel; whoever takes it sees to it that the channel fails, with a text that names both sides.
   // Unset: it fails at once.
@@ -304,6 +322,7 @@ class Engine {
   void failed_by_itself(Operation& operation);
   void suspect(Channel& channel, Peer peer, uint32_t seq);
   void stall(Channel& channel, const Stalled& what);
+  [[nodiscard]] static Question question_of(const Operation& operation);
   void check_deadlines();
   void check_quiet(Nanoseconds now);
   void check_departures();
@@ -327,7 +346,7 @@ class Engine {
   std::unordered_set<uint32_t> closed_;  // ids of channels that were here: never used again
   Nanoseconds next_deadline_ = Nanoseconds::max();
   bool failed_any_ = false;                      // a channel, in this turn
-  Nanoseconds next_quiet_ = Nanoseconds::max();  // when some operation has waited for kQuiet
+  Nanoseconds next_quiet_ = Nanoseconds::max();  // when to ask about some operation
   Nanoseconds nap_{};                            // while something silent is waited for
 };
 

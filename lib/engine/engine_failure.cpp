@@ -57,8 +57,9 @@ void Engine::failed_by_itself(Operation& operation) {
 }
 
 void Engine::suspect(Channel& channel, Peer peer, uint32_t seq) {
-  if (!channel.failed.ok() || channel.suspected) return;
-  channel.suspected = true;
+  if (!channel.failed.ok() || channel.suspected >= 0) return;
+  channel.suspected = peer;
+  channel.suspected_seq = seq;
   if (on_mismatch)
     on_mismatch(channel, peer, seq);
   else
@@ -88,11 +89,30 @@ void Engine::check_deadlines() {
     Stalled what;
     what.why = Status(Code::timeout, operation->text() + ": not done at its deadline; waiting at " +
                                          operation->execution->waiting_for());
-    what.seq = operation->id.seq;
-    what.fingerprint = operation->id.fingerprint;
+    what.question = question_of(*operation);
     what.partner = operation->what.point_to_point ? operation->partner : -1;
     stall(*operation->channel, what);
   }
+}
+
+Engine::Question Engine::question_of(const Operation& operation) {
+  return {operation.id.seq, operation.id.fingerprint, false, operation.beside};
+}
+
+Nanoseconds Engine::first_question(Nanoseconds called, size_t ranks) {
+  constexpr Nanoseconds kSoon = std::chrono::milliseconds(10);
+  constexpr Nanoseconds kARank = std::chrono::microseconds(100);
+  return called + kSoon + static_cast<int64_t>(ranks) * kARank;
+}
+
+Nanoseconds Engine::next_question(Nanoseconds called, Nanoseconds now) {
+  constexpr Nanoseconds kSeldom = std::chrono::seconds(1);
+  return now + std::min(now - called, kSeldom);
+}
+
+void Engine::quiet(uint32_t channel, const Question& question, Peer peer) const {
+  const auto known = find(channel);
+  if (known && known->failed.ok() && on_quiet) on_quiet(*known, question, peer);
 }
 
 // Those who wait for each other may never meet in a message that contradicts one of them: a root
@@ -104,10 +124,10 @@ void Engine::check_quiet(Nanoseconds now) {
     Operation& o = *operation;
     if (o.quiet_at == Nanoseconds(0) || !o.channel->failed.ok()) continue;
     if (o.quiet_at <= now) {
-      o.quiet_at = now + kQuiet;
+      o.quiet_at = next_question(o.called, now);
       const int rank = o.rank_at(o.execution->awaited().position);
       if (o.ready && rank >= 0)
-        on_quiet(*o.channel, o, o.channel->peers[static_cast<size_t>(rank)]);
+        on_quiet(*o.channel, question_of(o), o.channel->peers[static_cast<size_t>(rank)]);
     }
     next_quiet_ = std::min(next_quiet_, o.quiet_at);
   }
@@ -139,6 +159,17 @@ void Engine::check_departures() {
       if (now >= departure.when + grace_lost(*channels_[i]) &&
           std::ranges::find(channels_[i]->peers, peer) != channels_[i]->peers.end())
         fail_channel(*channels_[i], departure.why, true);
+  }
+  // Whoever was asked what it called can no longer say so.
+  for (const auto& channel : channels_) {
+    if (channel->suspected < 0 || !departures_.contains(channel->suspected)) continue;
+    const auto who = std::ranges::find(channel->peers, channel->suspected);
+    const auto rank = static_cast<int>(who - channel->peers.begin());
+    fail_channel(*channel,
+                 Status(Code::mismatch, recall(*channel, channel->suspected_seq) + "; rank " +
+                                            std::to_string(channel->named(rank)) +
+                                            " called something else, and has left since"),
+                 true);
   }
   // What a companion waits for would be there already: memory has no delay.
   for (const auto& channel : channels_) {

@@ -94,10 +94,7 @@ bool EngineThread::drive(std::unique_lock<std::mutex>& driver, Stop stop, Nanose
       relax();
       continue;
     }
-    if (now - idle_since < patience_ || yields++ < kYields) {
-      sched_yield();
-      continue;
-    }
+    if ((now - idle_since < patience_ || yields++ < kYields) && courtesy_.offer()) continue;
     yields = 0;
     asleep_.fetch_add(1);
     meeting_.fetch_add(1);
@@ -168,6 +165,7 @@ void EngineThread::park() {
 }
 
 void EngineThread::run() {
+  run_soon_when_woken();
   while (!stop_.load()) {
     park();
     std::unique_lock driver(driver_, std::try_to_lock);

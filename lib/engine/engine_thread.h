@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 
+#include "lib/base/cores.h"
 #include "lib/engine/engine.h"
 
 namespace ringfold {
@@ -50,6 +51,7 @@ class EngineThread {
 
   std::mutex driver_;     // held by whoever polls; released while asleep
   Nanoseconds patience_;  // of the driver: all of spin_, or little where it did not pay of late
+  Courtesy courtesy_;     // the driver's
   std::atomic<int> helpers_{0};
   std::atomic<uint32_t> helped_{0};
   std::atomic<int> asleep_{0};  // drivers inside poll(2)

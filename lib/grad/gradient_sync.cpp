@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "lib/base/cores.h"
 #include "lib/grad/agreement.h"
 #include "lib/grad/gradient_sync_impl.h"
 #include "lib/grad/plan.h"
@@ -288,6 +289,7 @@ Status Impl::carry(size_t index) {
 }
 
 void Impl::serve() {
+  run_soon_when_woken();
   Lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return !carrying_ && (stopping_ || due()); });

@@ -39,7 +39,8 @@ class Predictor {
         piece_bytes_(static_cast<double>(piece_bytes)),
         machine_(machine),
         near_{machine.local.alpha, machine.local.beta, machine.local.beta},
-        far_{machine.remote.alpha, machine.remote.beta, machine.remote.beta} {}
+        far_{machine.remote.alpha, machine.remote.beta, machine.remote.beta},
+        crowded_{far_.alpha, far_.beta * machine.sharers, far_.narrowest * machine.sharers} {}
 
   [[nodiscard]] double seconds() const {
     const size_t segments = steps::segment_count(s_);
@@ -89,18 +90,22 @@ class Predictor {
 
   // Between ranks up to `reach` positions apart in blocks of 2 * reach: all of them on one host, or
   // the slowest pair decides.
-  [[nodiscard]] const Path& link(int reach) const {
-    return n_ <= machine_.per_host || machine_.per_host % (2 * reach) == 0 ? near_ : far_;
+  [[nodiscard]] bool is_near(int reach) const {
+    return n_ <= machine_.per_host || machine_.per_host % (2 * reach) == 0;
   }
+  // Where one rank of a host sends to another host at a time.
+  [[nodiscard]] const Path& link(int reach) const { return is_near(reach) ? near_ : far_; }
+  // Where all do.
+  [[nodiscard]] const Path& exchange(int reach) const { return is_near(reach) ? near_ : crowded_; }
   // Of doubling among members 2^i apart. Those that stand for a pair are twice as far apart.
   [[nodiscard]] const Path& round(int i) const {
     const int reach = 1 << i, extras = steps::Members(n_).extras;
-    if (extras == 0) return link(reach);
-    return extras % (2 * reach) == 0 || n_ <= machine_.per_host ? link(2 * reach) : far_;
+    if (extras == 0) return exchange(reach);
+    return extras % (2 * reach) == 0 || n_ <= machine_.per_host ? exchange(2 * reach) : crowded_;
   }
   // Between the ranks of all pairs, of which a host's edge splits one at most if per_host is odd.
   [[nodiscard]] const Path& pair() const {
-    return 2 * steps::Members(n_).extras <= machine_.per_host ? near_ : link(1);
+    return 2 * steps::Members(n_).extras <= machine_.per_host ? near_ : exchange(1);
   }
   // Round the ring one hop in per_host leaves the host (of a single walk, rounded up). While links
   // are busy the narrowest decides; while steps wait, what a chunk meets on its way.
@@ -144,7 +149,7 @@ class Predictor {
     const double shard = chunk(segment, locals);
     const steps::Segment between{segment.chunk(locals, 0), false, 0, s_.grain};
     const double part = chunk(between, hosts);
-    const double remote = ring_span(far_, hosts, part) + far_.alpha;
+    const double remote = ring_span(crowded_, hosts, part) + far_.alpha;
     const double adding = (locals - 2) * step(near_, shard, machine_.gamma);
     const double copying = (locals - 2) * step(near_, shard, 0);
     return adding + whole(near_, shard, machine_.gamma) + remote + copying + busy(near_, shard, 0);
@@ -253,7 +258,7 @@ class Predictor {
       case Algorithm::tree:
         return tree_span(all, adding());
       case Algorithm::direct:
-        return busy(link(n_), (n_ - 1) * all, 0);  // one busy link
+        return busy(exchange(n_), (n_ - 1) * all, 0);  // one busy link
       case Algorithm::region:
         break;
     }
@@ -294,7 +299,7 @@ class Predictor {
                 ? static_cast<double>(steps::segment_count(s_) - 1) * span(steps::segment_at(s_, 0))
                 : 0);
       case Algorithm::direct:
-        return link(n_).alpha + own_part(all);
+        return exchange(n_).alpha + own_part(all);
       case Algorithm::region:
         break;
     }
@@ -307,7 +312,7 @@ class Predictor {
   const int n_;
   const double element_, piece_bytes_;
   const Machine& machine_;
-  const Path near_, far_;
+  const Path near_, far_, crowded_;
 };
 
 // Ranks that share a segment of the schedule's frame, a chunk each.
@@ -385,7 +390,8 @@ std::optional<Choice> best_piece(Schedule s, size_t element_bytes, const Machine
     }
   } else {
     const size_t all = s.count * element_bytes;
-    const bool remote = s.algorithm == Algorithm::ring && machine.per_host < s.size;
+    // Two levels have short chunks between hosts, and segments that follow from the piece.
+    const bool remote = s.algorithm != Algorithm::two_level && machine.per_host < s.size;
     const size_t wished = remote ? kMaxRemotePieceBytes : kMaxPieceBytes;
     for (size_t bytes = kMinPieceBytes; bytes <= kMaxPieceBytes; bytes *= 2) {
       if (bytes > wished && n > 0) break;  // larger ones only where these are too many
@@ -411,6 +417,15 @@ uint64_t bytes_per_rank(const Schedule& schedule, int position, size_t element_b
 double predict_seconds(const Schedule& schedule, size_t element_bytes, size_t piece_bytes,
                        const Machine& machine) {
   return Predictor(schedule, element_bytes, piece_bytes, machine).seconds();
+}
+
+double predict_by_hosts(int hosts, double bytes, double segment, const Machine& machine) {
+  Machine between = machine;
+  between.per_host = between.sharers = 1;
+  Schedule ring{Collective::all_reduce, Algorithm::ring, hosts, 1};
+  ring.count = static_cast<size_t>(bytes);
+  const double inside = machine.local.alpha + segment * (machine.local.beta + machine.gamma);
+  return 2 * inside + predict_seconds(ring, 1, kMaxRemotePieceBytes, between);
 }
 
 std::optional<Choice> choose(Collective collective, int size, size_t count, size_t element_bytes,

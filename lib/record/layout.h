@@ -72,7 +72,8 @@ struct Slot {
   Word waits, waited;          // times a thread waited, and nanoseconds it took
   std::atomic<uint32_t> code;  // of the failure; 0: none. Set after the text
   std::array<char, 32> transport;
-  std::array<char, 44> unused;
+  uint32_t whole;  // 1 + id of the communicator that this one is a part of; 0: of none
+  std::array<char, 40> unused;
   std::array<char, kFailureText> failure;  // ends with 0
   Lane messages, region;
 };

@@ -38,6 +38,20 @@ std::vector<CommunicatorView> all_views(Counters* gone) {
   return views;
 }
 
+// Parts count for the communicators that they belong to.
+std::vector<CommunicatorView> whole_views(Counters* gone) {
+  std::vector<CommunicatorView> all = all_views(gone), whole;
+  for (const CommunicatorView& view : all)
+    if (!view.part_of) whole.push_back(view);
+  for (const CommunicatorView& part : all) {
+    if (!part.part_of) continue;
+    for (CommunicatorView& view : whole)
+      if (view.world == part.world && view.id == *part.part_of)
+        record::add_part(&view.counters, part.counters);
+  }
+  return whole;
+}
+
 struct Metric {
   const char* name;
   const char* help;
@@ -65,7 +79,7 @@ constexpr std::array kMetrics = {
 
 Counters process_counters() {
   Counters sum;
-  for (const CommunicatorView& view : all_views(&sum)) add(sum, view.counters);
+  for (const CommunicatorView& view : whole_views(&sum)) add(sum, view.counters);
   return sum;
 }
 
@@ -83,7 +97,7 @@ std::string process_record() {
 
 std::string prometheus_text() {
   Counters gone;
-  const auto views = all_views(&gone);
+  const auto views = whole_views(&gone);
   // One rank's communicators come and go by the hundred: together they are "alone".
   Counters alone;
   for (const CommunicatorView& view : views)

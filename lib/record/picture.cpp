@@ -139,6 +139,7 @@ CommunicatorView decode(const Slot& slot) {
   view.id = slot.id;
   view.rank = static_cast<int>(slot.rank);
   view.size = static_cast<int>(slot.size);
+  if (slot.whole != 0) view.part_of = slot.whole - 1;
   view.transport = text_in(slot.transport);
   view.opened = Nanoseconds(static_cast<int64_t>(slot.opened));
   const uint32_t code = slot.code.load(std::memory_order_acquire);
@@ -166,9 +167,13 @@ CommunicatorView decode(const Slot& slot) {
 std::string standing(const CommunicatorView& view, Nanoseconds now) {
   std::string text;
   const OperationView* latest = nullptr;
+  // Those that nobody timed are of the region, which does whatever it can.
+  const auto end_of = [](const OperationView& o) {
+    return o.ended == Nanoseconds(0) ? Nanoseconds::max() : o.ended;
+  };
   for (const OperationView& o : view.operations) {
     if (o.state != State::running) {
-      if (latest == nullptr || o.ended >= latest->ended) latest = &o;
+      if (latest == nullptr || end_of(o) >= end_of(*latest)) latest = &o;
       continue;
     }
     text += fmt::format("{}in operation {}: {}", text.empty() ? "" : "; ", o.last, o.text());
@@ -234,11 +239,12 @@ std::string to_json(const OperationView& o) {
 std::string to_json(const CommunicatorView& view, Nanoseconds now) {
   const Counters& c = view.counters;
   std::string text = fmt::format(
-      "{{\"schema\": 1, \"communicator\": {}, \"rank\": {}, \"size\": {}, \"transport\": {}, "
+      "{{\"schema\": 1, \"communicator\": {}, {}\"rank\": {}, \"size\": {}, \"transport\": {}, "
       "\"opened_ns\": {}, \"now_ns\": {},\n \"code\": {}, \"failure\": {},\n \"counters\": "
       "{{\"operations\": {}, \"finished\": {}, \"bytes_sent\": {}, \"bytes_received\": {}, "
       "\"waits\": {}, \"wait_seconds\": {:.9f}, \"failures\": {}}},\n \"operations\": [",
-      view.id, view.rank, view.size, quoted(view.transport), view.opened.count(), now.count(),
+      view.id, view.part_of ? fmt::format("\"part_of\": {}, ", *view.part_of) : "", view.rank,
+      view.size, quoted(view.transport), view.opened.count(), now.count(),
       quoted(to_string(view.code)), quoted(view.failure), c.operations, c.finished, c.bytes_sent,
       c.bytes_received, c.waits, c.wait_seconds, c.failures);
   const char* separator = "\n  ";

@@ -31,6 +31,7 @@ struct CommunicatorView {
   uint64_t world = 0;
   uint32_t id = 0;
   int rank = 0, size = 0;
+  std::optional<uint32_t> part_of;  // id of the communicator that it does a part of the work of
   std::string transport;
   Nanoseconds opened{};
   Counters counters;
@@ -42,6 +43,11 @@ struct CommunicatorView {
 
 // Bytes of other processes are not trusted: whatever is no operation is left out.
 [[nodiscard]] CommunicatorView decode(const Slot& slot);
+// What a part has counted, as the user of the whole sees it: bytes.
+inline void add_part(Counters* whole, const Counters& part) {
+  whole->bytes_sent += part.bytes_sent;
+  whole->bytes_received += part.bytes_received;
+}
 // The operations under way, or the latest that is over, for people: one line; `now` 0: without
 // times.
 [[nodiscard]] std::string standing(const CommunicatorView& view, Nanoseconds now);

@@ -46,6 +46,7 @@ void reset(Slot& slot, const Record::Who& who) {
   slot.rank = static_cast<uint32_t>(who.rank);
   slot.size = static_cast<uint32_t>(who.size);
   slot.world = who.world;
+  slot.whole = who.part_of ? 1 + *who.part_of : 0;
   slot.opened = static_cast<uint64_t>(steady_clock().now().count());
   put(slot.waits, 0);
   put(slot.waited, 0);
@@ -94,17 +95,11 @@ class Board {
   void give_back(Slot* slot) {
     const std::lock_guard guard(lock_);
     Totals& gone = page_->gone;
-    add(gone.communicators, 1);
     for (const Lane* lane : {&slot->messages, &slot->region}) {
       add(gone.sent, get(lane->sent));
       add(gone.received, get(lane->received));
     }
-    const Counters counted = decode(*slot).counters;
-    add(gone.operations, counted.operations);
-    add(gone.finished, counted.finished);
-    add(gone.waits, get(slot->waits));
-    add(gone.waited, get(slot->waited));
-    add(gone.failures, counted.failures);
+    if (slot->whole == 0) count_gone(*slot);
     slot->used.store(0, std::memory_order_release);
     std::erase(private_, slot);
   }
@@ -118,6 +113,17 @@ class Board {
   }
 
  private:
+  // What is not counted of parts, besides bytes.
+  void count_gone(const Slot& slot) {
+    Totals& gone = page_->gone;
+    const Counters counted = decode(slot).counters;
+    add(gone.communicators, 1);
+    add(gone.operations, counted.operations);
+    add(gone.finished, counted.finished);
+    add(gone.waits, get(slot.waits));
+    add(gone.waited, get(slot.waited));
+    add(gone.failures, counted.failures);
+  }
   [[nodiscard]] Slot* slots() const { return reinterpret_cast<Slot*>(page_ + 1); }
   [[nodiscard]] Slot* free_slot() {
     const uint32_t touched = page_->touched.load();

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "lib/base/base.h"
@@ -71,6 +72,7 @@ class Record {
     uint64_t world = 0;  // 0: of one rank, which nobody else need see
     uint32_t id = 0;
     int rank = 0, size = 1;
+    std::optional<uint32_t> part_of;  // the communicator that this one does a part of the work of
   };
   // Any thread.
   static std::shared_ptr<Record> open(const Who& who);

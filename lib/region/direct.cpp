@@ -26,9 +26,8 @@ size_t input_count(const Schedule& what) {
                                                    : what.count;
 }
 
-Offer::Place place_of(const std::shared_ptr<Memory>& memory, const void* buffer) {
-  return {memory->id(),
-          static_cast<uint64_t>(static_cast<const std::byte*>(buffer) - memory->begin())};
+uint64_t offset_in(const Memory& memory, const void* buffer) {
+  return static_cast<uint64_t>(static_cast<const std::byte*>(buffer) - memory.begin());
 }
 
 }  // namespace
@@ -60,12 +59,14 @@ Offered Direct::offer(const Description& what, const Operation::Memory& memory, 
   const size_t element = size_of(what.type);
   mine.send = find_memory(memory.send, input_count(call) * element);
   if (!mine.send || !neighbours.have(*mine.send)) return {};
-  mine.offer.send = place_of(mine.send, memory.send);
+  mine.offer.send_id = mine.send->id();
+  mine.offer.send_offset = offset_in(*mine.send, memory.send);
   if (call.collective == Collective::all_reduce) {
     mine.recv =
         memory.recv == memory.send ? mine.send : find_memory(memory.recv, call.count * element);
     if (!mine.recv || !neighbours.have(*mine.recv)) return {};
-    mine.offer.recv = place_of(mine.recv, memory.recv);
+    mine.offer.recv_id = mine.recv->id();
+    mine.offer.recv_offset = offset_in(*mine.recv, memory.recv);
   }
   mine.offer.made = 1;
   return mine;
@@ -132,11 +133,11 @@ Status Direct::begin(const Description& what, const Operation::Memory& memory, i
   for (int r = 0; r < size_; ++r) {
     const auto i = static_cast<size_t>(r);
     if (r == rank || (reads_root(collective_) && (r != root_ || rank == root_))) continue;
-    const auto input = resolve(r, offers[i].send, input_count(call) * element_, neighbours);
+    const auto input = resolve(r, offers[i].send(), input_count(call) * element_, neighbours);
     if (!input.ok()) return input.status();
     inputs_[i] = *input;
     if (!whole) continue;
-    const auto output = resolve(r, offers[i].recv, call.count * element_, neighbours);
+    const auto output = resolve(r, offers[i].recv(), call.count * element_, neighbours);
     if (!output.ok()) return output.status();
     outputs_[i] = *output;
   }

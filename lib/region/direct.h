@@ -14,6 +14,7 @@
 // that it is inside, then looks whether anybody has withdrawn; who fails withdraws, then looks
 // whether anybody is inside. All four accesses are sequentially consistent, so one of the two
 // notices. If somebody stays inside (a stopped process) the memory is parted from its copies.
+// test/region_withdraw_model_test.cpp runs this through every interleaving.
 //
 // Threads: one at a time.
 #pragma once
@@ -43,16 +44,20 @@ class Neighbours {
   [[nodiscard]] virtual std::shared_ptr<const Mapping> mapping(int rank, uint32_t id) = 0;
 };
 
-// Where the buffers of a rank lie: allocation and offset. Travels in Flag::payload.
+// Where the buffers of a rank lie: allocation and offset. Travels as the payload of a flag.
 struct Offer {
   struct Place {
     uint32_t id = 0;  // 0: nowhere that others reach
     uint64_t offset = 0;
   };
   uint32_t made = 0;  // 1: everything that the operation needs of this rank is offered
-  Place send, recv;
+  uint32_t send_id = 0, recv_id = 0, unused = 0;
+  uint64_t send_offset = 0, recv_offset = 0;
+
+  [[nodiscard]] Place send() const { return {send_id, send_offset}; }
+  [[nodiscard]] Place recv() const { return {recv_id, recv_offset}; }
 };
-static_assert(sizeof(Offer) <= kInline);
+static_assert(sizeof(Offer) == 32);  // so it lies in the flag's own cache line
 
 // My buffers of one operation as an offer, and what keeps them.
 struct Offered {

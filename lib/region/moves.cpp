@@ -11,16 +11,20 @@ namespace ringfold::region {
 namespace {
 
 // Up to here everybody folds everything, which needs one phase less.
-constexpr size_t kWholeOfTwo = 32 << 10, kWholeOfMore = 8 << 10;
+constexpr size_t kWholeOfTwo = 64 << 10, kWholeOfMore = 8 << 10;
 // A block, in bytes of all parts together: long enough to be worth a phase, short enough for the
 // caches between its stages.
 constexpr size_t kLongestBlock = 256 << 10;
+// Where ranks share cores a phase costs handing them over, so what has many has longer ones.
+constexpr size_t kLongestCrowdedBlock = 1 << 20, kCrowdedBlocks = 4;
 constexpr size_t kLine = 64;
-// Blocks from this size on tell how long a line takes to write; beyond so many nanoseconds it must
-// have come from a distant cache. The best of a few counts: a rank may lose its core in between.
-constexpr size_t kMeasuredBlock = 16 << 10;
+// Copies into a pool tell how long a line takes to write; beyond so many nanoseconds it must have
+// come from a distant cache. The best of a few counts: a rank may lose its core in between. Of
+// shorter ones only some are measured, since looking at the clock would be a good part of them.
 constexpr double kDistantLine = 12;
 constexpr int kMeasured = 8, kStreamed = 256;
+constexpr size_t kShortest = 1 << 10, kLong = 16 << 10;
+constexpr int kShortPerMeasured = 8;
 
 bool whole_payload(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce ||
@@ -55,10 +59,13 @@ Shape shape_of(const Schedule& what, size_t element_bytes, const Room& room) {
   const bool reduces =
       what.collective == Collective::all_reduce || what.collective == Collective::reduce;
   shape.folded = reduces && bytes > (ranks == 2 ? kWholeOfTwo : kWholeOfMore);
-  shape.small = bytes <= kInline;
+  shape.small = bytes <= inline_bytes(what.size);
   const bool spread = what.collective == Collective::all_gather ||
                       what.collective == Collective::gather;  // others copy this from everybody
-  const size_t longest = std::min(kLongestBlock / (spread ? ranks : 1), room.pool_bytes / 4);
+  const size_t most = room.crowded
+                          ? std::clamp(bytes / kCrowdedBlocks, kLongestBlock, kLongestCrowdedBlock)
+                          : kLongestBlock;
+  const size_t longest = std::min(most / (spread ? ranks : 1), room.pool_bytes / 4);
   const size_t block_bytes = std::min(bytes, longest);
   const size_t line = std::max<size_t>(1, kLine / element_bytes);
   shape.block = shape.total;
@@ -187,11 +194,15 @@ size_t Ring::take(size_t bytes, uint32_t read_at, uint32_t* free_at) {
   return begin_ + begin % bytes_;
 }
 
-void WriteChoice::note(Nanoseconds time, size_t bytes) {
+bool WriteChoice::begin(size_t bytes) {
   if (streamed_left_ > 0) {
     --streamed_left_;
-    return;
+    return false;
   }
+  return bytes >= kLong || ++short_ % kShortPerMeasured == 0;
+}
+
+void WriteChoice::note(Nanoseconds time, size_t bytes) {
   const double line = static_cast<double>(time.count()) * kLine / static_cast<double>(bytes);
   best_ = measured_ == 0 ? line : std::min(best_, line);
   if (++measured_ < kMeasured) return;
@@ -229,7 +240,8 @@ Moves::Range Moves::part_of(size_t count, int ranks, int rank, size_t element_by
 }
 
 const std::byte* Moves::area_a(int rank, const Block& block, uint32_t phase) const {
-  return shape_.small ? segment_.flag(rank, phase).payload : segment_.pool(rank) + block.a;
+  return shape_.small ? segment_.flag(rank, phase).payload(small_bytes())
+                      : segment_.pool(rank) + block.a;
 }
 
 uint32_t Moves::reserve(int step, uint32_t base, uint32_t oldest) {
@@ -254,11 +266,13 @@ uint32_t Moves::reserve(int step, uint32_t base, uint32_t oldest) {
 void Moves::put(std::byte* to, size_t first, size_t count) const {
   if (count == 0) return;
   const std::byte* from = send_ + first * element_;
-  if (scales_)
-    scale_host(type_, from, to, count, reduction_.factor);
-  else
-    choice_.streams() ? copy_streaming(to, from, count * element_)
-                      : copy_host(to, from, count * element_);
+  const size_t bytes = count * element_;
+  if (scales_) return scale_host(type_, from, to, count, reduction_.factor);
+  if (shape_.small || bytes < kShortest) return copy_host(to, from, bytes);
+  const bool measured = choice_.begin(bytes);
+  const Nanoseconds begun = measured ? steady_clock().now() : Nanoseconds(0);
+  choice_.streams() ? copy_streaming(to, from, bytes) : copy_host(to, from, bytes);
+  if (measured) choice_.note(steady_clock().now() - begun, bytes);
 }
 
 void Moves::put_parts(std::byte* area, const Block& block) const {
@@ -272,12 +286,8 @@ void Moves::put_parts(std::byte* area, const Block& block) const {
 void Moves::copy_in(int step, Flag& flag) {
   if (static_cast<size_t>(step) >= shape_.blocks) return;
   const Block& b = block(step);
-  if (shape_.small) return copy_block(b, flag.payload);
-  std::byte* const area = segment_.pool(rank_) + b.a;
-  if (shape_.area_a < kMeasuredBlock) return copy_block(b, area);
-  const Nanoseconds begun = steady_clock().now();
-  copy_block(b, area);
-  choice_.note(steady_clock().now() - begun, shape_.area_a);
+  if (shape_.small) return copy_block(b, flag.payload(small_bytes()));
+  copy_block(b, segment_.pool(rank_) + b.a);
 }
 
 void Moves::copy_block(const Block& b, std::byte* area) const {

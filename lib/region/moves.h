@@ -86,14 +86,15 @@ class Ring {
 // again, and each rank decides for itself.
 class WriteChoice {
  public:
-  // Whether to write the next block past the caches.
+  // Whether to write past the caches now.
   [[nodiscard]] bool streams() const { return streamed_left_ > 0; }
-  // A block took so long.
+  // A copy of so many bytes begins. True: note() how long it takes.
+  [[nodiscard]] bool begin(size_t bytes);
   void note(Nanoseconds time, size_t bytes);
 
  private:
-  int streamed_left_ = 0, measured_ = 0;
-  double best_ = 0;  // nanoseconds a cache line, of the blocks measured
+  int streamed_left_ = 0, measured_ = 0, short_ = 0;
+  double best_ = 0;  // nanoseconds a cache line, of the copies measured
 };
 
 class Moves {
@@ -126,8 +127,8 @@ class Moves {
 
  private:
   struct Block {
-    size_t begin = 0, count = 0;
-    size_t a = 0, b = 0;  // offsets in the pools
+    size_t begin, count;
+    size_t a, b;  // offsets in the pools
   };
   static constexpr int kOpen = 4;  // blocks under way at once, at most
 
@@ -169,7 +170,7 @@ class Moves {
   const bool scales_;
   const Shape shape_;
   const bool stream_;  // the output is large and apart: writing it past the caches is quicker
-  std::array<Block, kOpen> blocks_;
+  std::array<Block, kOpen> blocks_;  // set by reserve()
 };
 
 }  // namespace ringfold::region

@@ -26,10 +26,10 @@ size_t Moves::small_bytes() const {
 void Moves::seal(int step, Flag& flag) const {
   const auto blocks = static_cast<int>(shape_.blocks);
   if (shape_.small) {
-    flag.check = checksum(flag.payload, small_bytes());
+    flag.check = checksum(flag.payload(small_bytes()), small_bytes());
     return;
   }
-  auto& checks = *reinterpret_cast<Checks*>(flag.payload);
+  auto& checks = *reinterpret_cast<Checks*>(flag.payload(sizeof(Checks)));
   for (int r = 0; step < blocks && r < (alike() ? 1 : size_); ++r) {
     const Range bytes = bytes_for(block(step), r);
     checks.a[static_cast<size_t>(r)] =
@@ -43,8 +43,8 @@ void Moves::seal(int step, Flag& flag) const {
 bool Moves::intact(int step, uint32_t base, int rank) const {
   const auto blocks = static_cast<int>(shape_.blocks);
   const Flag& flag = segment_.flag(rank, base + static_cast<uint32_t>(step) - 1);
-  if (shape_.small) return flag.check == checksum(flag.payload, small_bytes());
-  const auto& checks = *reinterpret_cast<const Checks*>(flag.payload);
+  if (shape_.small) return flag.check == checksum(flag.payload(small_bytes()), small_bytes());
+  const auto& checks = *reinterpret_cast<const Checks*>(flag.payload(sizeof(Checks)));
   if (step - 1 < blocks) {
     const Block& b = block(step - 1);
     const Range bytes = bytes_for(b, rank_);

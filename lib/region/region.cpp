@@ -13,6 +13,9 @@
 namespace ringfold::region {
 namespace {
 
+// An operation of so many bytes may be over before the engine's thread could be awake to look after
+// it: its call waits for that, briefly.
+constexpr size_t kBriefBytes = 64 << 10;
 // Phases that the engine's thread works through before it looks at something else.
 constexpr int kPhasesATurn = 16;
 
@@ -48,7 +51,7 @@ Region::~Region() = default;
 // ---- flags ------------------------------------------------------------------------------------
 
 inline bool Region::came(int rank, uint32_t phase, Wait wait) {
-  if (reached(rank, phase) || (wait == Wait::ordinary && wait_for(rank, phase))) return true;
+  if (reached(rank, phase) || (wait != Wait::no && wait_for(rank, phase, wait))) return true;
   await(rank, phase);
   return false;
 }
@@ -77,7 +80,7 @@ inline bool Region::agrees(int rank, uint32_t phase, uint32_t fingerprint) {
   if (segment_.flag(rank, phase).fingerprint == fingerprint) return true;
   if (!contradicted_.exchange(true))
     engine_.contradicted(channel_, peers_[static_cast<size_t>(rank)],
-                         running_ ? running_->seq : next_seq_ - 1);
+                         running_ ? running_->seq : next_seq_.load() - 1);
   await(rank, phase);
   return false;
 }
@@ -85,7 +88,9 @@ inline bool Region::agrees(int rank, uint32_t phase, uint32_t fingerprint) {
 void Region::show(uint32_t phase, uint32_t fingerprint) {
   Flag& flag = segment_.flag(rank_, phase);
   flag.fingerprint = fingerprint;
-  flag.phase.exchange(phase);
+  // Not one exchange: the fence lets the reads of others' flags begin before this line is ours.
+  flag.phase.store(phase, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   const Desk& desk = segment_.desk(rank_);
   if (desk.sleepers.load() != 0) futex(flag.phase, FUTEX_WAKE, INT_MAX, nullptr);
   if (desk.bells.load() == 0) return;
@@ -93,7 +98,8 @@ void Region::show(uint32_t phase, uint32_t fingerprint) {
   for (; bells != 0; bells &= bells - 1) neighbours_->ring(__builtin_ctzll(bells));
 }
 
-// Those who are in this phase already must be in the same operation, wanted by ours or not.
+// Those who are in this phase already must be in the same operation, also if ours does not wait for
+// them. Where it waits for all it compares with all.
 void Region::greet(uint32_t phase, uint32_t fingerprint) {
   for (int r = 0; r < size_; ++r)
     if (r != rank_ && segment_.flag(r, phase).phase.load() == phase) agrees(r, phase, fingerprint);
@@ -123,7 +129,8 @@ void Region::make_plan(const Description& what) {
   const Schedule& asked = what.schedule;
   if (plan_.fingerprint != 0 && known.collective == asked.collective &&
       known.count == asked.count && known.root == asked.root && plan_.what.type == what.type &&
-      plan_.what.op == what.op && plan_.what.stands_for == what.stands_for)
+      plan_.what.op == what.op && plan_.what.stands_for == what.stands_for &&
+      plan_.what.part == what.part)
     return;
   plan_.what = what;
   plan_.fingerprint = what.fingerprint();
@@ -143,14 +150,20 @@ inline void Region::record_quick(uint32_t seq, const Description& what, uint32_t
   entry_ = &record::begin(lane_, recorded, seq, record::State::quick, Nanoseconds(0));
 }
 
+// A single writer: no locked instruction.
+inline uint32_t Region::take_seq() {
+  const uint32_t seq = next_seq_.load(std::memory_order_relaxed);
+  next_seq_.store(seq + 1, std::memory_order_release);
+  return seq;
+}
+
 Region::Running& Region::start(const Description& what, const Operation::Memory& memory,
                                Nanoseconds called) {
   make_plan(what);
-  const uint32_t seq = next_seq_++;
+  const uint32_t seq = take_seq();
   remember(seq, what, plan_.fingerprint);
-  Running& r = running_.emplace(Running{
-      nullptr, memory, seq,
-      Moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_), next_phase_});
+  Running& r = running_.emplace(*this, memory, seq, next_phase_);
+  r.timed = called != Nanoseconds::min();
   if (plan_.may_be_direct) make_offer(r);
   record::What recorded = what.recorded();
   recorded.fingerprint = plan_.fingerprint;
@@ -169,6 +182,7 @@ void Region::start_next() {
     queue_.pop_front();
   }
   Running& r = start(next->what, next->memory, next->called);
+  queued_.fetch_sub(1);
   next->id.seq = r.seq;
   r.operation = std::move(next);
 }
@@ -217,7 +231,8 @@ Region::Progress Region::advance_running(Wait wait) {
     if (!r.copied) {
       if (!all_reached(r.free_at, wait)) return Progress::waits;
       Flag& flag = segment_.flag(rank_, phase);
-      if (undecided && r.step == 0) std::memcpy(flag.payload, &r.mine.offer, sizeof(Offer));
+      if (undecided && r.step == 0)
+        std::memcpy(flag.payload(sizeof(Offer)), &r.mine.offer, sizeof(Offer));
       if (r.way != Way::offered) r.moves.copy_in(r.step, flag);
       r.copied = true;
     }
@@ -230,8 +245,8 @@ Region::Progress Region::advance_running(Wait wait) {
   if (over) return Progress::over;
   if (verify_) r.moves.seal(r.step, segment_.flag(rank_, last + 1));
   show(last + 1, fingerprint);
-  if (r.step == 0) greet(last + 1, fingerprint);
   ++r.step;
+  if (r.step == 1 && r.moves.needs(1) != Moves::Whom::everybody) greet(last + 1, fingerprint);
   record::progress(*entry_, r.step, r.moves.phases());
   if (r.operation && r.operation->channel->trace) r.operation->mark(r.step, engine_.clock().now());
   r.reserved = r.copied = false;
@@ -253,7 +268,8 @@ void Region::end_running(const Status& status) {
   } else {
     withdraw(r);
   }
-  const Nanoseconds now = engine_.clock().now();
+  const bool timed = r.operation || r.timed;
+  const Nanoseconds now = timed ? engine_.clock().now() : Nanoseconds(0);
   record::end(lane_, *entry_, status.ok(), now);
   if (r.operation) r.operation->ended = now;
   if (r.operation) finished_.push_back({std::move(r.operation), status});
@@ -313,20 +329,25 @@ bool Region::work(Wait wait, bool in_turn) {
 }
 
 void Region::submit(std::unique_ptr<Operation> operation, bool waited_for) {
+  operation->beside = operation->channel->called;
+  const Description& what = operation->what;
+  const bool brief = what.schedule.count * size_of(what.type) <= kBriefBytes;
   engine_.adopt();
-  pending_.fetch_add(1);
+  const bool alone = pending_.fetch_add(1) == 0;
   {
     const std::lock_guard lock(queue_lock_);
+    queued_.fetch_add(1);
     queue_.push_back(std::move(operation));
   }
-  work(Wait::no, false);
+  work(brief && alone ? Wait::briefly : Wait::no, false);
   if (!waited_for) look_after();
 }
 
 bool Region::payloads_intact(uint32_t phase, size_t bytes, uint32_t seq) {
   for (int r = 0; r < size_; ++r) {
     const Flag& flag = segment_.flag(r, phase);
-    if (r != rank_ && !intact(r, flag.check == checksum(flag.payload, bytes), seq)) return false;
+    if (r != rank_ && !intact(r, flag.check == checksum(flag.payload(bytes), bytes), seq))
+      return false;
   }
   return true;
 }
@@ -334,7 +355,9 @@ bool Region::payloads_intact(uint32_t phase, size_t bytes, uint32_t seq) {
 // All ranks' payloads of the phase, which their ranks have scaled.
 void Region::fold_payloads(uint32_t phase, const Description& what, void* out) const {
   std::array<const void*, kMaxRanks> sources;
-  for (int r = 0; r < size_; ++r) sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload;
+  const size_t bytes = what.schedule.count * size_of(what.type);
+  for (int r = 0; r < size_; ++r)
+    sources[static_cast<size_t>(r)] = segment_.flag(r, phase).payload(bytes);
   FoldCall call;
   call.dtype = what.type;
   call.op = what.op;
@@ -349,7 +372,19 @@ void Region::fold_payloads(uint32_t phase, const Description& what, void* out) c
 Region::Quick Region::run(const Description& what, const Operation::Memory& memory,
                           const Make& make, Nanoseconds begun) {
   const Turn turn(turn_);
-  if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
+  return turn && at_rest() ? run_in_turn(what, memory, make, begun) : Quick::none;
+}
+
+Region::Quick Region::run(size_t count, DType type, const Operation::Memory& memory,
+                          const Make& make) {
+  const Turn turn(turn_);
+  if (!turn || !at_rest()) return Quick::none;
+  describe(count, type, memory.reduction.op);
+  return run_in_turn(all_reduce_, memory, make, Nanoseconds::min());
+}
+
+Region::Quick Region::run_in_turn(const Description& what, const Operation::Memory& memory,
+                                  const Make& make, Nanoseconds begun) {
   start(what, memory, begun);
   while (!contradicted_ && !failed()) {
     const Progress progress = advance_running(Wait::ordinary);
@@ -359,70 +394,73 @@ Region::Quick Region::run(const Description& what, const Operation::Memory& memo
     end_running(Status());
     return direct ? Quick::done_directly : Quick::done;
   }
-  running_->operation = make();
-  running_->operation->id.seq = running_->seq;
-  engine_.adopt();
-  pending_.fetch_add(1);
+  take(make());
   return Quick::started;
 }
 
-// What run_small() is asked for, if it is not the same as the last time.
-void Region::describe_small(size_t count, DType type, Op op) {
-  if (small_fingerprint_ != 0 && small_.schedule.count == count && small_.type == type &&
-      small_.op == op)
+// The operation of what is running, which takes longer than its call.
+void Region::take(std::unique_ptr<Operation> operation) {
+  operation->id.seq = running_->seq;
+  operation->beside = operation->channel->called;
+  running_->operation = std::move(operation);
+  engine_.adopt();
+  pending_.fetch_add(1);
+}
+
+// An all_reduce that is asked for, if it is not the same as the last time.
+void Region::describe(size_t count, DType type, Op op) {
+  if (all_reduce_fingerprint_ != 0 && all_reduce_.schedule.count == count &&
+      all_reduce_.type == type && all_reduce_.op == op)
     return;
-  small_ = {};
-  small_.schedule.collective = Collective::all_reduce;
-  small_.schedule.algorithm = Algorithm::region;
-  small_.schedule.size = size_;
-  small_.schedule.count = count;
-  small_.type = type;
-  small_.op = op;
-  small_fingerprint_ = small_.fingerprint();
+  all_reduce_ = {};
+  all_reduce_.schedule.collective = Collective::all_reduce;
+  all_reduce_.schedule.algorithm = Algorithm::region;
+  all_reduce_.schedule.size = size_;
+  all_reduce_.schedule.count = count;
+  all_reduce_.type = type;
+  all_reduce_.op = op;
+  all_reduce_fingerprint_ = all_reduce_.fingerprint();
 }
 
 Region::Quick Region::run_small(size_t count, DType type, const Operation::Memory& memory,
                                 bool waited_for, const Make& make) {
   const Turn turn(turn_);
-  if (!turn || running_ || pending() || failed() || contradicted_) return Quick::none;
+  if (!turn || !at_rest()) return Quick::none;
   const uint32_t phase = next_phase_;
   if (!all_reached(phase - kDepth + 1, Wait::no)) return Quick::none;
-  describe_small(count, type, memory.reduction.op);
-  const Description& what = small_;
-  const uint32_t fingerprint = small_fingerprint_;
-  const uint32_t seq = next_seq_++;
+  describe(count, type, memory.reduction.op);
+  const Description& what = all_reduce_;
+  const uint32_t fingerprint = all_reduce_fingerprint_;
+  const uint32_t seq = take_seq();
   remember(seq, what, fingerprint);
   record_quick(seq, what, fingerprint);
   ++next_phase_;
   const size_t element = size_of(type);
   Flag& flag = segment_.flag(rank_, phase);
+  std::byte* const payload = flag.payload(count * element);
   const bool scales = memory.reduction.op == Op::premul_sum && memory.reduction.factor != 1.0;
   if (scales)
-    scale_host(type, memory.send, flag.payload, count, memory.reduction.factor);
+    scale_host(type, memory.send, payload, count, memory.reduction.factor);
   else if (what.schedule.count != 0)
-    std::memcpy(flag.payload, memory.send, count * element);
-  if (verify_) flag.check = checksum(flag.payload, count * element);
+    std::memcpy(payload, memory.send, count * element);
+  if (verify_) flag.check = checksum(payload, count * element);
   show(phase, fingerprint);
   if (shown(Moves::Whom::everybody, 0, phase, fingerprint,
-            waited_for ? Wait::ordinary : Wait::no) &&
+            waited_for ? Wait::ordinary : Wait::briefly) &&
       (!verify_ || payloads_intact(phase, count * element, seq))) {
     fold_payloads(phase, what, memory.recv);
-    // The next call writes there: the line may come while the caller does something else.
-    __builtin_prefetch(&segment_.flag(rank_, phase + 1), 1);
     record::over(lane_, seq);
     record::add(lane_.sent, count * element);
     record::add(lane_.received, count * element * static_cast<size_t>(size_ - 1));
     return Quick::done;
   }
   make_plan(what);
-  Moves moves(segment_, ring_a_, ring_b_, what, memory, rank_, plan_.shape, choice_);
-  moves.reserve(0, phase, phase);
-  running_.emplace(Running{make(), memory, seq, std::move(moves), phase, 1});
-  running_->operation->id.seq = seq;
-  entry_ = &record::slow(lane_, *entry_, seq, running_->moves.phases(), engine_.clock().now());
+  Running& r = running_.emplace(*this, memory, seq, phase);
+  r.moves.reserve(0, phase, phase);
+  r.step = 1;
+  entry_ = &record::slow(lane_, *entry_, seq, r.moves.phases(), engine_.clock().now());
   row_ = 0;
-  engine_.adopt();
-  pending_.fetch_add(1);
+  take(make());
   if (!waited_for) look_after();
   return Quick::started;
 }

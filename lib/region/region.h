@@ -11,10 +11,11 @@
 // used in turn; flag p lies where flag p - kDepth was, so a rank waits for all others to reach
 // p - kDepth + 1 before it sets it. No rank is ever more than kDepth phases ahead of another.
 //
-// Memory order. A flag is set by a sequentially consistent exchange and read by an acquiring load:
-// who sees the flag sees all that was written before it, and the exchange keeps earlier reads
-// before it, so that who sees it may overwrite what was read. Two more pairs need the total order
-// of sequentially consistent accesses, in each of which at least one side must see the other:
+// Memory order. A flag is set by a releasing store and read by an acquiring load: who sees the flag
+// sees all that was written before it, and earlier reads stay before it, so that who sees it may
+// overwrite what was read. Two more pairs need a total order, in each of which at least one side
+// must see the other; so a sequentially consistent fence stands behind the store, and before the
+// other accesses are such themselves:
 //   - flag set, then sleepers read  |  sleeper counted, then flag read: nobody sleeps past a flag;
 //   - my flag set, then yours read  |  the same on your side: of two ranks whose operations differ
 //     one will notice, even where neither waits for the other.
@@ -32,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/cores.h"
 #include "lib/engine/engine.h"
 #include "lib/region/direct.h"
 #include "lib/region/moves.h"
@@ -74,7 +76,9 @@ class Region final : public Companion {
   // `begun`: when it was called, Nanoseconds::min() if nobody looked at the clock.
   Quick run(const Description& what, const Operation::Memory& memory, const Make& make,
             Nanoseconds begun);
-  // For an all_reduce of at most kInline bytes.
+  // The same for an all_reduce, of which nobody made a description yet; and for one of at most
+  // inline_bytes().
+  Quick run(size_t count, DType type, const Operation::Memory& memory, const Make& make);
   Quick run_small(size_t count, DType type, const Operation::Memory& memory, bool waited_for,
                   const Make& make);
   // Works on the operations until `done`, or the clock passes `until`, or another thread is at it
@@ -85,13 +89,15 @@ class Region final : public Companion {
 
   // For the engine's turn.
   bool progress();
-  // Fails what is over its deadline; returns the next one.
+  // Fails what is over its deadline, and asks about what has waited for long; returns when it wants
+  // to be called again.
   Nanoseconds check_deadline(Nanoseconds now);
   // Asks for a bell at the next news. False: there is some already.
   [[nodiscard]] bool arm();
   [[nodiscard]] bool pending() const override { return pending_.load() != 0; }
   void fail(const Status& why) override;
   [[nodiscard]] std::string recall(uint32_t seq) override;
+  [[nodiscard]] uint32_t called() const override;
   [[nodiscard]] bool waits_for(int rank) override;
 
   [[nodiscard]] uint64_t bytes_written() const { return record::get(lane_.sent); }
@@ -112,17 +118,25 @@ class Region final : public Companion {
   };
   // The operation under way, by plan_.
   struct Running {
+    // By the plan of `region`. In place: a copy would be a good part of a small operation.
+    Running(Region& region, const Operation::Memory& buffers, uint32_t number, uint32_t first)
+        : memory(buffers),
+          seq(number),
+          moves(region.segment_, region.ring_a_, region.ring_b_, region.plan_.what, buffers,
+                region.rank_, region.plan_.shape, region.choice_),
+          base(first) {}
     std::unique_ptr<Operation> operation;  // null inside run()
     Operation::Memory memory;
     uint32_t seq;
     Moves moves;
     uint32_t base;  // its first phase
     int step = 0;   // phases shown
-    bool reserved = false, copied = false;
+    bool reserved = false, copied = false, timed = false;
     uint32_t free_at = 0;
     Way way = Way::plain;
-    Offered mine = {};    // not with Way::plain
-    bool inside = false;  // Desk::inside is set
+    Offered mine = {};     // not with Way::plain
+    bool inside = false;   // Desk::inside is set
+    Nanoseconds ask_at{};  // when to ask whether the others called the same; 0: not known yet
   };
   enum class Progress : uint8_t { waits, moved, over };
   struct Finished {
@@ -135,17 +149,20 @@ class Region final : public Companion {
     uint32_t phase;
   };
   class Turn;
-  // What to do if a flag is not there: nothing, or wait for it a little while, with the turn.
-  enum class Wait : uint8_t { no, ordinary };
+  // What to do if a flag is not there: nothing, or wait for it with the turn, some microseconds or a
+  // little while.
+  enum class Wait : uint8_t { no, briefly, ordinary };
 
   [[nodiscard]] bool reached(int rank, uint32_t phase) const;
   bool came(int rank, uint32_t phase, Wait wait);
-  bool wait_for(int rank, uint32_t phase);
+  bool wait_for(int rank, uint32_t phase, Wait wait);
   bool all_reached(uint32_t phase, Wait wait);
   bool shown(Moves::Whom whom, int root, uint32_t phase, uint32_t fingerprint, Wait wait);
   bool agrees(int rank, uint32_t phase, uint32_t fingerprint);
   void show(uint32_t phase, uint32_t fingerprint);
   void greet(uint32_t phase, uint32_t fingerprint);
+  uint32_t take_seq();
+  void take(std::unique_ptr<Operation> operation);
   void make_plan(const Description& what);
   Running& start(const Description& what, const Operation::Memory& memory, Nanoseconds called);
   void start_next();
@@ -164,9 +181,15 @@ class Region final : public Companion {
   void withdraw(Running& running);
   bool work(Wait wait, bool in_turn);
   void fold_payloads(uint32_t phase, const Description& what, void* out) const;
-  void describe_small(size_t count, DType type, Op op);
+  [[nodiscard]] bool at_rest() const {
+    return !running_ && !pending() && !failed() && !contradicted_;
+  }
+  Quick run_in_turn(const Description& what, const Operation::Memory& memory, const Make& make,
+                    Nanoseconds begun);
+  void describe(size_t count, DType type, Op op);
   void remember(uint32_t seq, const Description& what, uint32_t fingerprint);
   void look_after();
+  Nanoseconds ask(const Engine::Question& question, Nanoseconds now);
   void sleep(int rank, uint32_t phase, Nanoseconds most);
   void await(int rank, uint32_t phase);
   [[nodiscard]] Awaited awaited() const;
@@ -186,8 +209,9 @@ class Region final : public Companion {
 
   std::mutex queue_lock_;  // guards queue_
   std::deque<std::unique_ptr<Operation>> queue_;
-  std::atomic<int> pending_{0};   // submitted and not over
-  std::atomic<int> attended_{0};  // threads inside wait()
+  std::atomic<uint32_t> queued_{0};  // in queue_, and no number taken
+  std::atomic<int> pending_{0};      // submitted and not over
+  std::atomic<int> attended_{0};     // threads inside wait()
   std::mutex attendant_;
 
   std::mutex failure_lock_;  // guards failure_
@@ -198,6 +222,7 @@ class Region final : public Companion {
   std::atomic<bool> turn_{false};  // taken; guards what follows
   Ring ring_a_, ring_b_;
   WriteChoice choice_;
+  Courtesy courtesy_;
   Plan plan_;
   std::optional<Running> running_;
   bool stalled_ = false;  // and the engine knows
@@ -208,10 +233,10 @@ class Region final : public Companion {
   int reluctance_ = 0, longest_reluctance_ = 0;
   std::vector<Finished> finished_;
   uint32_t next_phase_ = 1;
-  uint32_t all_at_ = 0;  // all others are known to have reached this phase
-  uint32_t next_seq_ = 0;
-  Description small_;  // the latest of run_small()
-  uint32_t small_fingerprint_ = 0;
+  uint32_t all_at_ = 0;                // all others are known to have reached this phase
+  std::atomic<uint32_t> next_seq_{0};  // read by any thread
+  Description all_reduce_;             // the latest that describe() made
+  uint32_t all_reduce_fingerprint_ = 0;
   std::array<Channel::Past, 64> history_;
   size_t latest_ = 0;
   uint32_t latest_fingerprint_ = 0;

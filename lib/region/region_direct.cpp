@@ -31,12 +31,12 @@ void Region::make_offer(Running& r) {
 // All offers that matter are there. True if the operation goes on otherwise than it began.
 bool Region::decide(Running& r) {
   const bool only_root = plan_.what.schedule.collective == Collective::broadcast;
-  offers_.assign(static_cast<size_t>(size_), Offer());
+  offers_.resize(static_cast<size_t>(size_));
   int made = 0;
   for (int rank = 0; rank < size_; ++rank) {
     if (only_root && rank != plan_.what.schedule.root) continue;
     Offer& offer = offers_[static_cast<size_t>(rank)];
-    std::memcpy(&offer, segment_.flag(rank, r.base).payload, sizeof(Offer));
+    std::memcpy(&offer, segment_.flag(rank, r.base).payload(sizeof(Offer)), sizeof(Offer));
     made += offer.made != 0 ? 1 : 0;
   }
   if (made == (only_root ? 1 : size_)) {

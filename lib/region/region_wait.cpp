@@ -7,7 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "lib/base/cores.h"
 #include "lib/region/region.h"
 #include "lib/region/waiting.h"
 
@@ -16,6 +15,8 @@ namespace {
 
 // A wait longer than this is no ordinary one: the engine then looks after failures.
 constexpr Nanoseconds kOrdinary = std::chrono::milliseconds(2);
+// Turns of a brief wait: less than waking a thread costs.
+constexpr int kBriefSpins = 200;
 // A sleeper looks around so often.
 constexpr Nanoseconds kLookAround = std::chrono::milliseconds(50);
 
@@ -30,15 +31,15 @@ void Region::look_after() {
 
 // Spins, offers the core to others, then sleeps; but not for ever, since nothing else goes on here
 // while we have the turn.
-bool Region::wait_for(int rank, uint32_t phase) {
-  for (int i = 0; i < patience_.spins; ++i) {
+bool Region::wait_for(int rank, uint32_t phase, Wait wait) {
+  const int spins =
+      wait == Wait::briefly ? std::min(patience_.spins, kBriefSpins) : patience_.spins;
+  for (int i = 0; i < spins; ++i) {
     relax();
     if (reached(rank, phase)) return true;
   }
-  for (int i = 0; i < patience_.yields; ++i) {
-    sched_yield();
-    if (reached(rank, phase)) return true;
-  }
+  if (wait == Wait::briefly) return false;
+  if (courtesy_.offer(patience_.yields, [&] { return reached(rank, phase); })) return true;
   const Nanoseconds begun = engine_.clock().now();
   bool came = false;
   Nanoseconds now{};
@@ -98,6 +99,19 @@ bool Region::progress() {
   return work(Wait::no, true);
 }
 
+// Whoever keeps this rank waiting may have called something that goes another way: there is no flag
+// that could tell. Returns when to ask again.
+Nanoseconds Region::ask(const Engine::Question& question, Nanoseconds now) {
+  if (contradicted_) return Nanoseconds::max();
+  const Nanoseconds called = running_->operation->called;
+  Nanoseconds& at = running_->ask_at;
+  if (at == Nanoseconds(0)) at = Engine::first_question(called, peers_.size());
+  if (now < at) return at;
+  at = Engine::next_question(called, now);
+  engine_.quiet(channel_, question, peers_[static_cast<size_t>(awaited().rank)]);
+  return at;
+}
+
 Nanoseconds Region::check_deadline(Nanoseconds now) {
   if (!pending() || failed()) return Nanoseconds::max();
   Engine::Stalled what;
@@ -105,7 +119,9 @@ Nanoseconds Region::check_deadline(Nanoseconds now) {
     const Turn turn(turn_);
     if (!turn) return now + kOrdinary;
     if (!running_ || stalled_) return Nanoseconds::max();
-    if (now < running_->operation->deadline) return running_->operation->deadline;
+    what.question = {running_->seq, plan_.fingerprint, true, running_->operation->beside};
+    const Nanoseconds deadline = running_->operation->deadline;
+    if (now < deadline) return std::min(deadline, ask(what.question, now));
     stalled_ = true;
     std::string missing;
     const Awaited next = awaited();
@@ -118,9 +134,6 @@ Nanoseconds Region::check_deadline(Nanoseconds now) {
         std::to_string(running_->way == Way::direct ? Direct::kPhases : running_->moves.phases()) +
         " for rank " + missing;
     what.why = Status(Code::timeout, text);
-    what.seq = running_->seq;
-    what.fingerprint = plan_.fingerprint;
-    what.region = true;
   }
   engine_.stalled(channel_, what);
   return Nanoseconds::max();
@@ -162,6 +175,12 @@ std::string Region::recall(uint32_t seq) {
     }
     return who + " has not called operation " + std::to_string(seq);
   }
+}
+
+// One that is taken out of the queue counts twice for a moment, never not at all.
+uint32_t Region::called() const {
+  const uint32_t waiting = queued_.load();
+  return next_seq_.load() + waiting;
 }
 
 bool Region::waits_for(int rank) {

@@ -25,6 +25,10 @@ inline constexpr int kMaxRanks = 64;
 inline constexpr uint32_t kDepth = 8;
 // Payload that fits beside a flag.
 inline constexpr size_t kInline = 4096;
+// Payloads up to here go there. Between two ranks longer ones are quicker through the pools.
+constexpr size_t inline_bytes(int ranks) {
+  return ranks == 2 ? kInline / 2 : kInline;
+}
 // What the pools may take by default; see Segment::pool_bytes_for.
 inline constexpr size_t kPoolBytes = 4 << 20;
 inline constexpr size_t kPoolBytesOfAll = 16 << 20;
@@ -35,10 +39,18 @@ struct alignas(128) Flag {
   std::atomic<uint32_t> phase;
   uint32_t fingerprint;  // of the operation, as its rank understands it
   uint64_t check;        // with RINGFOLD_VERIFY: the checksum of a payload that lies here
-  // Begins in the flag's own cache line.
-  alignas(32) std::byte payload[kInline];
+
+  // Where a payload of so many bytes lies: what fits into the flag's own cache line, there.
+  [[nodiscard]] std::byte* payload(size_t bytes) { return bytes <= sizeof near ? near : far; }
+  [[nodiscard]] const std::byte* payload(size_t bytes) const {
+    return bytes <= sizeof near ? near : far;
+  }
+
+ private:
+  alignas(32) std::byte near[32];
+  std::byte far[kInline];
 };
-static_assert(offsetof(Flag, payload) == 32);
+static_assert(sizeof(Flag) % 128 == 0 && sizeof(Flag) <= 64 + kInline + 64);
 
 // Who sleeps until this rank says something.
 struct alignas(128) Desk {
@@ -59,7 +71,7 @@ struct Checks {
 static_assert(sizeof(Checks) <= kInline);
 
 struct Geometry {
-  uint32_t magic = 0x52464752, version = 2;
+  uint32_t magic = 0x52464752, version = 3;
   uint32_t ranks = 0, unused = 0;
   uint64_t pool_bytes = 0;
   bool operator==(const Geometry&) const = default;

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <optional>
 #include <random>
@@ -410,23 +411,18 @@ std::optional<uint64_t> number_in(const char* variable) {
   return number ? std::optional(static_cast<uint64_t>(*number)) : std::nullopt;
 }
 
-}  // namespace
-
-// Most of the time everybody waits for somebody, so several scenarios run side by side.
-TEST_CASE("a process fails somehow, somewhere: the others say so, in time, and go on") {
+// Plays the plans, several side by side: most of the time everybody waits for somebody.
+void play_all(uint64_t scenarios, const std::function<Plan(uint64_t)>& plan_of) {
   constexpr uint64_t kShards = 3;
   constexpr double kMostEndedByUcx = 0.05;
   std::filesystem::create_directory(log_folder());
-  const auto only = number_in("CHAOS_SEED");
-  const uint64_t first = only.value_or(0);
-  const uint64_t scenarios = only ? 1 : number_in("CHAOS_SCENARIOS").value_or(24);
   const std::set<std::string> before = orphans();
   Shared<Samples> samples;
   CHECK(run_ranks(static_cast<int>(std::min(kShards, scenarios)), 900s, [&](const Rendezvous& me) {
           int broken = 0;
           for (uint64_t i = static_cast<uint64_t>(me.rank); i < scenarios && broken < 3;
                i += kShards) {
-            const Plan plan = make_plan(first + i);
+            const Plan plan = plan_of(i);
             const std::string wrong = play(plan, *samples);
             if (wrong.empty()) continue;
             rank_fail(fmt::format("{}\n{}", plan.describe(), wrong));
@@ -443,4 +439,27 @@ TEST_CASE("a process fails somehow, somewhere: the others say so, in time, and g
   fmt::print("chaos: {} scenarios with processes; in {} UCX ended one by an assertion of its own\n",
              scenarios, samples->ended_by_ucx.load());
   print(*samples);
+}
+
+}  // namespace
+
+TEST_CASE("a process fails somehow, somewhere: the others say so, in time, and go on") {
+  const auto only = number_in("CHAOS_SEED");
+  const uint64_t first = only.value_or(0);
+  const uint64_t scenarios = only ? 1 : number_in("CHAOS_SCENARIOS").value_or(24);
+  play_all(scenarios, [&](uint64_t i) { return make_plan(first + i); });
+}
+
+// All news of the others goes through it.
+TEST_CASE("rank 0 dies at any moment, on any transport: the others name it, and go on") {
+  if (number_in("CHAOS_SEED")) return;
+  const uint64_t ways = transports().size(), moments = kMoments.size();
+  const uint64_t blows = number_in("CHAOS_SCENARIOS") ? 2 : 1;
+  play_all(ways * moments * blows, [&](uint64_t i) {
+    Plan plan = make_plan(i);  // over transport i % ways
+    plan.victim = 0;
+    plan.moment = static_cast<Moment>(i / ways % moments);
+    plan.blow = i / ways / moments == 0 ? Blow::kill : Blow::exit;
+    return plan;
+  });
 }

@@ -2,11 +2,14 @@
 
 #include <sodium.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "lib/base/auth.h"
 #include "lib/base/base.h"
@@ -19,6 +22,23 @@
 #include "transports/shm_host.h"
 
 namespace ringfold::test::fuzz {
+namespace {
+
+// Another value while it lives.
+template <class T>
+class Swapped {
+ public:
+  Swapped(T& where, T value) : where_(where), before_(std::exchange(where, value)) {}
+  ~Swapped() { where_ = before_; }
+  Swapped(const Swapped&) = delete;
+  Swapped& operator=(const Swapped&) = delete;
+
+ private:
+  T& where_;
+  const T before_;
+};
+
+}  // namespace
 
 // What opens is the same when it was packed again: no field is lost or misread.
 void frames(Input input) {
@@ -76,7 +96,7 @@ void addresses(Input input) {
   if (auto where = parse_host_port(all); where.ok()) require(where->port != 0);
   if (auto cores = Cores::decode(all)) {
     const auto again = Cores::decode(cores->encode());
-    require(again && again->allowed == cores->allowed);
+    require(again && again->allowed == cores->allowed && again->granted == cores->granted);
     (void)crowded({*cores, *cores});
   }
   if (const auto shm = shm::Address::decode(all)) {
@@ -170,15 +190,21 @@ void environment(Input input) {
       "OMPI_MCA_orte_hnp_uri",
   };
   std::string_view rest = all;
-  for (const char* name : kNames) unsetenv(name);
+  std::array<std::string, std::size(kNames)> lines;
   while (!rest.empty()) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     if (line.empty()) continue;
     const auto which = static_cast<unsigned char>(line[0]) % std::size(kNames);
-    const std::string value(line.substr(1, line.substr(1).find('\0')));
-    setenv(kNames[which], value.c_str(), 1);
+    const std::string_view value = line.substr(1, line.substr(1).find('\0'));
+    lines[which] = std::string(kNames[which]).append("=").append(value);
   }
+  // setenv() would keep every value that there ever was.
+  std::array<char*, std::size(kNames) + 1> variables{};
+  size_t count = 0;
+  for (std::string& line : lines)
+    if (!line.empty()) variables[count++] = line.data();
+  const Swapped<char**> instead(environ, variables.data());
   if (auto where = Rendezvous::from_environment(); where.ok()) require(where->size >= 1);
   (void)check_settings();
 }

@@ -23,7 +23,7 @@ def alone():
 
 
 def on_ranks(fn, ranks=RANKS, args=()):
-    return ringfold.run(fn, ranks=ranks, args=args, timeout=50)
+    return ringfold.run(fn, ranks=ranks, args=args, timeout=100)
 
 
 # ---- Collectives ----
@@ -287,22 +287,24 @@ def waits(comm):
 
 def test_a_wait_ends_before_the_operation():
     code, waited, done, at_last = on_ranks(waits)[0]
-    assert code == "timeout" and 0.15 < waited < 5 and not done and at_last
+    assert code == "timeout" and waited > 0.15 and not done and at_last
 
 
 def others_run(comm):
-    """The GIL is free while a rank waits: this thread counts meanwhile."""
+    """The GIL is free while a rank waits: the others only come when this thread has counted meanwhile."""
     if comm.rank != 0:
-        time.sleep(0.3)
+        comm.recv(np.empty(1), source=0)
         comm.barrier()
         return True
     waiter = threading.Thread(target=comm.barrier)
     waiter.start()
     turns = 0
-    while waiter.is_alive():
+    while turns < 1000 and waiter.is_alive():
         turns += 1
+    for other in range(1, comm.size):
+        comm.send(np.ones(1), to=other)
     waiter.join()
-    return turns > 1000
+    return turns == 1000
 
 
 def test_the_gil_is_free():
@@ -311,15 +313,18 @@ def test_the_gil_is_free():
 
 def keeps(comm):
     """Nobody but the library holds the array, whose memory is looked at by its address."""
+    if comm.rank == 1:
+        comm.recv(np.empty(1), source=0)
+        comm.send(np.full(1 << 16, 7.0), to=0)
     if comm.rank != 0:
-        time.sleep(0.3)
-        return comm.send(np.full(1 << 16, 7.0), to=0) if comm.rank == 1 else None
+        return None
     out = np.zeros(1 << 16)
     gone = weakref.ref(out)
     comm.recv(out, source=1, wait=False)  # the Work is dropped at once
     del out
     gc.collect()
     alive = gone() is not None
+    comm.send(np.ones(1), to=1)  # only now does the other send
     limit = time.monotonic() + 20
     while gone() is not None and time.monotonic() < limit:
         time.sleep(0.01)
@@ -331,21 +336,21 @@ def test_buffers_live_until_the_operation_ends():
 
 
 INTERRUPTED = """
-import _thread, threading, time
+import _thread, threading
 import numpy, ringfold
 def fn(comm):
     if comm.rank == 1:
-        time.sleep(1.0)
+        comm.recv(numpy.empty(1), source=0)
         comm.barrier()
         return True
-    threading.Timer(0.2, _thread.interrupt_main).start()
-    begun = time.monotonic()
+    work = comm.barrier(wait=False)
     try:
-        comm.barrier()
+        threading.Timer(0.2, _thread.interrupt_main).start()
+        work.wait()
     except KeyboardInterrupt:
-        assert time.monotonic() - begun < 0.9
-        time.sleep(1.0)  # the operation goes on, and ends
-        comm.health()
+        assert not work.done()
+        comm.send(numpy.ones(1), to=1)  # only now does the other come: the operation goes on, and ends
+        work.wait()
         return True
     return False
 print(ringfold.run(fn, ranks=2))
@@ -354,14 +359,15 @@ print(ringfold.run(fn, ranks=2))
 
 def test_keyboard_interrupt_ends_a_wait():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True,
-                          timeout=50, check=False)
+                          timeout=100, check=False)
     assert done.stdout.strip() == "[True, True]", done.stderr
 
 
 def test_keyboard_interrupt_ends_the_start():
     code = ("import ringfold\n"
-            "print('begins', flush=True)\n"
-            "try: ringfold.init(id=ringfold.unique_id(), rank=0, size=2, start_timeout=30)\n"
+            "try:\n"
+            "  print('begins', flush=True)\n"
+            "  ringfold.init(id=ringfold.unique_id(), rank=0, size=2, start_timeout=300)\n"
             "except KeyboardInterrupt: print('interrupted')\n")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begins\n"
@@ -473,9 +479,5 @@ def test_addresses_are_the_arrays_own():
 
 
 def test_the_readmes_program(tmp_path):
-    program = tmp_path / "average.py"
-    program.write_text(readme_blocks.block("import numpy"))
-    done = subprocess.run([os.environ["RINGFOLD_TEST_TOOL"], "run", "--ranks", "3", "--no-prefix", "--",
-                           sys.executable, program], capture_output=True, text=True, check=False)
-    assert sorted(done.stdout.splitlines()) == [
-        f"rank {rank}: [  1.  10. 100.], 2(N-1)/N = 1.333" for rank in range(3)], done.stderr
+    told = readme_blocks.told_by_ranks(tmp_path, "comm.all_reduce(gradient", ranks=3)
+    assert sorted(told) == [f"rank {rank}: [  1.  10. 100.], 2(N-1)/N = 1.333" for rank in range(3)]

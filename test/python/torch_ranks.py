@@ -7,7 +7,7 @@ from datetime import timedelta
 import ringfold
 
 
-def on_ranks(fn, ranks=3, backend="ringfold", args=(), timeout=30.0, limit=110):
+def on_ranks(fn, ranks=3, backend="ringfold", args=(), timeout=60.0, limit=300):
     """fn(rank, size, *args) on each, in the default process group; what they return, by rank."""
     with tempfile.TemporaryDirectory() as folder:
         body = functools.partial(_body, fn, backend, os.path.join(folder, "store"), args, timeout)

@@ -19,6 +19,10 @@ with ringfold.init(timeout=5) as comm:
     part = comm.split(color=0)
     if part is not None:
         part.barrier()
+    sync = ringfold.GradientSync(comm, {"w": numpy.ones(3), "b": ((2, 3), "f4")}, compression="bf16")
+    sync.begin(weight=8)
+    sync.finish()
+    names: list[str] = sync.report().unused
 try:
     results: list[object] = ringfold.run(lambda comm: comm.rank, ranks=2)
 except ringfold.RankError as error:

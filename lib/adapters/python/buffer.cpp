@@ -139,6 +139,22 @@ void raise(const char* code, const std::string& text) {
 }
 
 // REQUIRES that count_ is the number of elements; makes it the count of numbers.
+int find(const char* what, const std::string& name, std::span<const char* const> names) {
+  std::string accepted;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (name == names[i]) return static_cast<int>(i);
+    accepted += (i == 0 ? "" : ", ") + std::string(names[i]);
+  }
+  raise("invalid_argument", fmt::format("{} is \"{}\", accepted are {}", what, name, accepted));
+}
+
+Buffer Buffer::described(const std::string& type, size_t count) {
+  Buffer buffer;
+  buffer.count_ = count;
+  buffer.set_type(type, 1);
+  return buffer;
+}
+
 void Buffer::set_type(const std::string& name, size_t bytes) {
   type_name_ = name;
   const auto* const known = std::ranges::find(kKnown, name, &Known::name);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ class Buffer {
   // one. Raises ringfold.Error for what is not contiguous, not writable though it must be, or
   // unknown. `name` is the argument's, for the text. None: no memory, no elements.
   static Buffer of(nb::handle array, const char* name, Use use, nb::handle stream);
+
+  // So many elements of a type of numpy or ml_dtypes, without memory.
+  static Buffer described(const std::string& type, size_t count);
 
   [[nodiscard]] void* data() const { return data_; }
   [[nodiscard]] size_t count() const { return count_; }  // of numbers of type()
@@ -51,6 +55,9 @@ class Buffer {
   void* stream_ = nullptr;
   std::shared_ptr<void> hold_;  // keeps the memory
 };
+
+// The place of a name in a list of them. Raises ringfold.Error if it is not among them.
+int find(const char* what, const std::string& name, std::span<const char* const> names);
 
 // Raises ringfold.Error.
 [[noreturn]] void raise(const char* code, const std::string& text);

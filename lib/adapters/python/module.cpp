@@ -12,6 +12,7 @@
 #include <string>
 
 #include "lib/adapters/python/buffer.h"
+#include "lib/adapters/python/gradients.h"
 #include "lib/adapters/python/work.h"
 #include "ringfold/c.h"
 
@@ -22,16 +23,6 @@ constexpr std::array<const char*, 6> kOps = {"sum", "prod", "max", "min", "avg",
 constexpr std::array<const char*, 9> kAlgorithms = {
     "auto",   "ring",  "halving_doubling", "recursive_doubling", "two_level", "chain", "tree",
     "direct", "region"};
-
-// The place of a name in a list of them; refused if it is not among them.
-int find(const char* what, const std::string& name, std::span<const char* const> names) {
-  std::string accepted;
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (name == names[i]) return static_cast<int>(i);
-    accepted += (i == 0 ? "" : ", ") + std::string(names[i]);
-  }
-  raise("invalid_argument", fmt::format("{} is \"{}\", accepted are {}", what, name, accepted));
-}
 
 // The number of an operation, if the elements have it.
 int to_op(const std::string& name, const Buffer& elements) {
@@ -111,6 +102,17 @@ class Comm {
         make_interruptibly([exclude, comm = handle_](ringfold_comm_t* out) {
           return ringfold_shrink(comm, exclude.data(), exclude.size(), out);
         }));
+  }
+
+  [[nodiscard]] std::unique_ptr<Gradients> gradients(const std::vector<std::string>& names,
+                                                     const std::vector<nb::object>& gradients,
+                                                     size_t first_bytes, size_t bucket_bytes,
+                                                     bool require_all,
+                                                     const std::string& compression,
+                                                     double sparse_share) const {
+    const Gradients::Options options{first_bytes, bucket_bytes, require_all, compression,
+                                     sparse_share};
+    return std::make_unique<Gradients>(handle_, names, gradients, options);
   }
 
   Work all_reduce(nb::handle x, nb::handle out, const std::string& op, double factor,
@@ -304,6 +306,19 @@ NB_MODULE(_core, module) {
       .def("wait", &Work::wait, "timeout"_a = nb::none())
       .def("done", &Work::done)
       .def("report", &report_of);
+  nb::class_<Gradients>(module, "Gradients")
+      .def("begin", &Gradients::begin, "weight"_a.none())
+      .def("ready", &Gradients::ready, "parameter"_a)
+      .def("finish", &Gradients::finish)
+      .def("accumulate", &Gradients::accumulate, "on"_a)
+      .def(
+          "memory",
+          [](nb::handle self, size_t parameter) {
+            return nb::cast<Gradients&>(self).memory(self, parameter);
+          },
+          "parameter"_a)
+      .def("report", &Gradients::report)
+      .def("abort", &Gradients::abort, "why"_a);
   const auto op = "op"_a;
   nb::class_<Comm>(module, "Comm")
       .def_prop_ro("rank", &Comm::rank)
@@ -315,6 +330,8 @@ NB_MODULE(_core, module) {
       .def("transport", &Comm::transport)
       .def("split", &Comm::split, "color"_a, "key"_a)
       .def("shrink", &Comm::shrink, "exclude"_a)
+      .def("gradients", &Comm::gradients, "names"_a, "gradients"_a, "first_bytes"_a,
+           "bucket_bytes"_a, "require_all"_a, "compression"_a, "sparse_share"_a)
       .def("all_reduce", &Comm::all_reduce, "x"_a.none(), "out"_a.none(), op, "factor"_a,
            "stream"_a.none())
       .def("reduce", &Comm::reduce, "x"_a.none(), "out"_a.none(), op, "factor"_a, "root"_a,

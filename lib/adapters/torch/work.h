@@ -68,40 +68,6 @@ class Completers {
   size_t idle_ = 0;  // including those that are about to take a task
 };
 
-// A thread that helps operations along which nobody waits for in the library, only for their
-// future: the library's own thread sleeps between their steps. One after the other, as they are
-// called; ends are told by ringfold_work_then, so one that never ends holds nothing up.
-class Helper {
- public:
-  static Helper& one() {
-    static auto& helper = *new Helper;  // its thread outlives main()
-    return helper;
-  }
-  void help(ringfold_work_t handle) {
-    const std::lock_guard guard(lock_);
-    handles_.push_back(handle);
-    if (handles_.size() == 1) changed_.notify_one();
-  }
-
- private:
-  Helper() {
-    std::thread([this] {
-      for (std::unique_lock guard(lock_);;) {
-        changed_.wait(guard, [this] { return !handles_.empty(); });
-        const ringfold_work_t handle = handles_.front();
-        handles_.pop_front();
-        guard.unlock();
-        ringfold_work_wait(handle, -1);  // a handle that is gone is an error at once
-        guard.lock();
-      }
-    }).detach();
-  }
-
-  std::mutex lock_;
-  std::condition_variable changed_;
-  std::deque<ringfold_work_t> handles_;
-};
-
 // The operations of a call; whoever sees first that they have ended does what is left to do.
 class Running {
  public:
@@ -150,7 +116,6 @@ class Running {
           });
         },
         kept));
-    Helper::one().help(handle);
   }
 
   [[nodiscard]] const std::string& error() const { return error_; }  // once it has ended

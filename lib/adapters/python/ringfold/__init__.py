@@ -28,10 +28,12 @@ from typing import Any
 
 from . import _core
 from ._error import Error
+from ._gradients import GradientSync, SyncReport
 from ._run import RankError, run
 
 __version__ = _core.version()
-__all__ = ["Communicator", "Error", "RankError", "Report", "Work", "init", "run", "unique_id"]
+__all__ = ["Communicator", "Error", "GradientSync", "RankError", "Report", "SyncReport", "Work", "init", "run",
+           "unique_id"]
 
 
 @dataclass(frozen=True)
