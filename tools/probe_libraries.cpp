@@ -122,6 +122,7 @@ Json list_of(const Json& j, const char* key) {
 Json probe_ucx(Problems& problems) {
   Json j = parsed(in_child([] {
     setenv("UCX_HANDLE_ERRORS", "none", 1);
+    setenv("UCX_LOG_LEVEL", "fatal", 1);
     void* const library = open_library("libucp.so.0");
     if (library == nullptr) return;
     auto* const version = find<const char*()>(library, "ucp_get_version_string");
@@ -140,7 +141,7 @@ Json probe_ucx(Problems& problems) {
   Json rdma = list_of(j, "rdma");
   Json transports = list_of(j, "transports");
   transports.insert(transports.end(), rdma.begin(), rdma.end());
-  j["transports"] = transports;
+  j["transports"] = transports.empty() ? Json("none") : transports;
   j["rdma"] = rdma.empty() ? Json("none: the processor moves the bytes") : rdma;
   return j;
 }

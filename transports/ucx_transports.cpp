@@ -37,6 +37,18 @@ std::vector<std::string> names_of(const UcxLibrary& ucx, ucp_context_h context) 
   return {names.begin(), names.end()};
 }
 
+// A sentence on what was asked for and what there is.
+Status asked_in_vain(const std::string& wanted, const char* why) {
+  if (wanted == "all") return {Code::system, fmt::format("UCX has no transport here: {}", why)};
+  const auto there = ucx_transports("all");
+  if (!there.ok()) return there.status();
+  std::string list;
+  for (const std::string& name : *there) list += (list.empty() ? "" : ", ") + name;
+  return {Code::system, fmt::format("UCX_TLS={} asks for transports that this machine does not "
+                                    "have; there are {}",
+                                    wanted, list)};
+}
+
 }  // namespace
 
 Result<std::vector<std::string>> ucx_transports(const std::string& wanted) {
@@ -55,9 +67,7 @@ Result<std::vector<std::string>> ucx_transports(const std::string& wanted) {
       status = ucx.ucp_init_version(kApiMajor, kApiMinor, &params, config, &context);
     ucx.ucp_config_release(config);
   }
-  if (status != UCS_OK)
-    return Status(Code::system, fmt::format("UCX has none of the transports \"{}\" here: {}",
-                                            wanted, ucx.ucs_status_string(status)));
+  if (status != UCS_OK) return asked_in_vain(wanted, ucx.ucs_status_string(status));
   const std::vector<std::string> names = names_of(ucx, context);
   ucx.ucp_cleanup(context);
   return names;

@@ -10,7 +10,8 @@
 namespace ringfold {
 
 // By UCX's names, each once, sorted: "rc_mlx5", "tcp". `wanted`: as in UCX_TLS; "all".
-// Code::unsupported: no UCX; Code::system: it has none of these. Any thread.
+// Code::unsupported: no UCX; Code::system: it has none of these; the message names those that
+// it has. Any thread.
 [[nodiscard]] Result<std::vector<std::string>> ucx_transports(const std::string& wanted);
 
 // What the ranks use: the user's UCX_TLS, else the library's own choice.

@@ -58,23 +58,6 @@ Status UcxWorker::failed(const char* what, ucs_status_t why) const {
                       ucx_.ucp_get_version_string(), what, ucx_.ucs_status_string(why))};
 }
 
-namespace {
-
-// Where the user has asked for transports that this machine does not have: a sentence on both.
-Status asked_in_vain() {
-  const char* const asked = std::getenv("UCX_TLS");
-  if (asked == nullptr || ucx_transports(asked).ok()) return {};
-  const auto there = ucx_transports("all");
-  std::string list;
-  if (there.ok())
-    for (const std::string& name : *there) list += (list.empty() ? "" : ", ") + name;
-  return {Code::system, fmt::format("UCX_TLS={} asks for transports that this machine does not "
-                                    "have; there are {}",
-                                    asked, list.empty() ? "none" : list)};
-}
-
-}  // namespace
-
 Status UcxWorker::open_context(const std::string& net_devices) {
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucx_.ucp_config_read(nullptr, nullptr, &config);
@@ -92,7 +75,8 @@ Status UcxWorker::open_context(const std::string& net_devices) {
   ucx_.ucp_config_release(config);
   if (status != UCS_OK) {
     context_ = nullptr;
-    if (Status refused = asked_in_vain(); !refused.ok()) return refused;
+    if (const auto found = ucx_transports(ucx_transports_wanted()); !found.ok())
+      return found.status();
     const std::string devices = net_devices.empty() ? "" : " with the devices " + net_devices;
     return failed(("cannot start" + devices).c_str(), status);
   }
