@@ -73,7 +73,8 @@ std::vector<Kind> process_kinds() {
        true,
        [](Peer me) {
          return make_ucx(me, real_clock, {"lo", "lo"});
-       }},
+       },
+       2},
   };
   for (Kind& kind : all)
     kind.make = [one = kind.make_one](int size) -> Result<Ends> {

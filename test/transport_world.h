@@ -36,6 +36,7 @@ struct Kind {
   bool fetches;
   // An endpoint for a process of its own; empty if ranks must share one.
   std::function<Result<std::unique_ptr<Transport>>(Peer me)> make_one;
+  size_t rails = 1;  // each with the credit of one
 };
 std::vector<Kind> kinds();
 std::vector<Kind> sleeping_kinds();  // those whose ranks may be threads, which sleep
