@@ -30,7 +30,7 @@ struct Call {
   DType type;
   Reduction reduction;
   int root = 0;
-  Stream stream = {};     // for device memory
+  Stream stream = {};               // for device memory
   size_t stands_for = 0, part = 0;  // see Description
 };
 

@@ -149,8 +149,8 @@ class Region final : public Companion {
     uint32_t phase;
   };
   class Turn;
-  // What to do if a flag is not there: nothing, or wait for it with the turn, some microseconds or a
-  // little while.
+  // What to do if a flag is not there: nothing, or wait for it with the turn, some microseconds or
+  // a little while.
   enum class Wait : uint8_t { no, briefly, ordinary };
 
   [[nodiscard]] bool reached(int rank, uint32_t phase) const;
