@@ -6,7 +6,7 @@
 // RINGFOLD_TEST_DRIVER=real, of this machine's.
 //
 // The comparison with the real one needs a GPU and a libnccl.so.2 (PyPI's nvidia-nccl-cu13, or
-// RINGFOLD_TEST_NCCL=/its/include). One GPU is enough: every rank pretends to be a host of its own.
+// TEST_NCCL=/its/include). One GPU is enough: every rank pretends to be a host of its own.
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>

@@ -164,16 +164,24 @@ CommunicatorView decode(const Slot& slot) {
 
 // ---- as text ----------------------------------------------------------------------------------
 
+namespace {
+
+// Of operations that are over. Those of the region are over in their order; some of them nobody
+// timed, but the region does whatever it can.
+bool is_later(const OperationView& o, const OperationView& other) {
+  if (o.region && other.region) return static_cast<int32_t>(o.last - other.last) >= 0;
+  if (o.region != other.region && (o.region ? o : other).ended == Nanoseconds(0)) return o.region;
+  return o.ended >= other.ended;
+}
+
+}  // namespace
+
 std::string standing(const CommunicatorView& view, Nanoseconds now) {
   std::string text;
   const OperationView* latest = nullptr;
-  // Those that nobody timed are of the region, which does whatever it can.
-  const auto end_of = [](const OperationView& o) {
-    return o.ended == Nanoseconds(0) ? Nanoseconds::max() : o.ended;
-  };
   for (const OperationView& o : view.operations) {
     if (o.state != State::running) {
-      if (latest == nullptr || end_of(o) >= end_of(*latest)) latest = &o;
+      if (latest == nullptr || is_later(o, *latest)) latest = &o;
       continue;
     }
     text += fmt::format("{}in operation {}: {}", text.empty() ? "" : "; ", o.last, o.text());
