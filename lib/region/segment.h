@@ -41,14 +41,14 @@ struct alignas(128) Flag {
   uint64_t check;        // with RINGFOLD_VERIFY: the checksum of a payload that lies here
 
   // Where a payload of so many bytes lies: what fits into the flag's own cache line, there.
-  [[nodiscard]] std::byte* payload(size_t bytes) { return bytes <= sizeof near ? near : far; }
+  [[nodiscard]] std::byte* payload(size_t bytes) { return bytes <= sizeof near_ ? near_ : far_; }
   [[nodiscard]] const std::byte* payload(size_t bytes) const {
-    return bytes <= sizeof near ? near : far;
+    return bytes <= sizeof near_ ? near_ : far_;
   }
 
  private:
-  alignas(32) std::byte near[32];
-  std::byte far[kInline];
+  alignas(32) std::byte near_[32];
+  std::byte far_[kInline];
 };
 static_assert(sizeof(Flag) % 128 == 0 && sizeof(Flag) <= 64 + kInline + 64);
 
