@@ -41,9 +41,9 @@ void divide(std::byte* data, size_t count, DType type, int ranks) {
 }
 
 // One operation of those that carry out `whole`; `number` tells them apart.
-Call part_of(const Call& whole, size_t number, Call part) {
+Call part_of(const Call& whole, int number, Call part) {
   part.stands_for = whole.count;
-  part.part = number;
+  part.part = static_cast<size_t>(number);
   return part;
 }
 
@@ -171,7 +171,7 @@ void TwoLevel::begin(const Entry& entry) {
   auto* const recv = static_cast<std::byte*>(call.recv) + range.begin * element;
   const auto* const send = static_cast<const std::byte*>(call.send) + range.begin * element;
   const bool mine = entry.shard == (local_ ? local_->rank() : 0);
-  const auto number = static_cast<size_t>(entry.segment * shards_ + entry.shard);
+  const int number = entry.segment * shards_ + entry.shard;
   const auto keep = shared_from_this();
   if (entry.hands_out) {
     const auto done = [keep, running](const Status& status) { running->finished(status, 1); };
@@ -221,9 +221,8 @@ void TwoLevel::begin(const Crossing& crossing) {
   auto* const data = static_cast<std::byte*>(call.recv) + range.begin * size_of(call.type);
   Op op = call.reduction.op;
   if (op == Op::avg || op == Op::premul_sum) op = Op::sum;
-  Work ring = across_->collective(
-      part_of(call, static_cast<size_t>(segment),
-              {Collective::all_reduce, data, data, range.count, call.type, Reduction(op)}));
+  Work ring = across_->collective(part_of(
+      call, segment, {Collective::all_reduce, data, data, range.count, call.type, Reduction(op)}));
   ring.then([keep = shared_from_this(), running = running, segment = segment, data, ring,
              count = range.count](const Status& status) {
     if (!status.ok()) return running->finished(status, 0);
