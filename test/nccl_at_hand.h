@@ -39,8 +39,7 @@ inline std::vector<std::string> lines(const std::string& text) {
 // Folders with an nccl.h: those of TEST_NCCL (colon-separated), of CUDA and the system,
 // and of PyPI's nvidia-nccl packages.
 inline std::vector<std::string> nccl_includes() {
-  std::string given =
-      std::getenv("TEST_NCCL") != nullptr ? std::getenv("TEST_NCCL") : "";
+  std::string given = std::getenv("TEST_NCCL") != nullptr ? std::getenv("TEST_NCCL") : "";
   std::vector<std::string> candidates = {"/usr/include", "/usr/local/include",
                                          "/usr/local/cuda/include"};
   for (size_t begin = 0; begin < given.size();) {
