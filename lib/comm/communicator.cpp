@@ -220,25 +220,17 @@ Result<Choice> Communicator::Impl::choice(Collective collective, int size, size_
 }
 
 Work Communicator::Impl::collective(const Call& call) {
+  using Quick = region::Region::Quick;
+  if (call.collective == Collective::all_reduce && call.stands_for == 0) {
+    const bool waits = take_waits_at_once();
+    std::shared_ptr<Work::State> started;
+    const Quick how = quick({call.send, call.recv, call.reduction}, call.count, call.type,
+                            call.stream, waits, &started);
+    if (how != Quick::none) return after(how, call, Nanoseconds::min(), std::move(started));
+    if (waits) will_wait_at_once();
+  }
   const bool on_host = !cuda::is_ordered(call.send, call.recv, call.stream);
   const bool in_region_memory = region_ && on_host;
-  if (in_region_memory && call.collective == Collective::all_reduce && call.stands_for == 0) {
-    const bool waits = take_waits_at_once();
-    std::shared_ptr<Work::State> takes_longer;
-    switch (quick({call.send, call.recv, call.reduction}, call.count, call.type, call.stream, waits,
-                  &takes_longer)) {
-      case region::Region::Quick::none:
-        if (waits) will_wait_at_once();
-        break;
-      case region::Region::Quick::done:
-        return Work(brief_of(call));
-      case region::Region::Quick::done_directly:
-        return Work(brief_of(call, Nanoseconds::min(), true));
-      case region::Region::Quick::started:
-        takes_longer->returned = steady_clock().now();
-        return Work(std::move(takes_longer));
-    }
-  }
   if (Status status = usable(); !status.ok()) return Work(status);
   if (Status status = check(call); !status.ok()) return Work(status);
   if (in_region_memory) return in_region(call);

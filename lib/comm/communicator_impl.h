@@ -138,6 +138,9 @@ struct Communicator::Impl : std::enable_shared_from_this<Impl> {
   std::unique_ptr<UserOperation> region_operation(const Call& call, const Description& what,
                                                   const std::shared_ptr<Work::State>& state);
   Work in_region(const Call& call);
+  // What such a call answers. REQUIRES how != none; `begun`: Nanoseconds::min() if it is not timed.
+  Work after(region::Region::Quick how, const Call& call, Nanoseconds begun,
+             std::shared_ptr<Work::State> started) const;
   [[nodiscard]] std::vector<std::string> hosts() const;
   [[nodiscard]] std::shared_ptr<Impl> part(uint32_t id, uint32_t family,
                                            const std::vector<int>& members) const;

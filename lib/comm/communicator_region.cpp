@@ -123,6 +123,14 @@ Status Communicator::Impl::register_memory(const void* memory, size_t bytes) {
   return {};
 }
 
+Work Communicator::Impl::after(region::Region::Quick how, const Call& call, Nanoseconds begun,
+                               std::shared_ptr<Work::State> started) const {
+  using Quick = region::Region::Quick;
+  if (how != Quick::started) return Work(brief_of(call, begun, how == Quick::done_directly));
+  started->returned = steady_clock().now();
+  return Work(std::move(started));
+}
+
 Work Communicator::Impl::in_region(const Call& call) {
   const Description what = region_description(call);
   std::shared_ptr<Work::State> state;
@@ -137,18 +145,9 @@ Work Communicator::Impl::in_region(const Call& call) {
     const bool timed = call.count * size_of(call.type) >= kTimed;
     const Nanoseconds begun = timed ? steady_clock().now() : Nanoseconds::min();
     const Operation::Memory memory{call.send, call.recv, call.reduction};
-    switch (region_->run(what, memory, make, begun)) {
-      case region::Region::Quick::none:
-        will_wait_at_once();
-        break;
-      case region::Region::Quick::done:
-        return Work(brief_of(call, begun, false));
-      case region::Region::Quick::done_directly:
-        return Work(brief_of(call, begun, true));
-      case region::Region::Quick::started:
-        state->returned = steady_clock().now();
-        return Work(std::move(state));
-    }
+    const auto how = region_->run(what, memory, make, begun);
+    if (how != region::Region::Quick::none) return after(how, call, begun, std::move(state));
+    will_wait_at_once();
   }
   start_or_group(shared_from_this(), make_own());
   return Work(std::move(state));
