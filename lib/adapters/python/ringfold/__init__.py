@@ -23,11 +23,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from . import _core
-from ._error import Error
+from ._error import EndsWithBlock, Error
 from ._gradients import GradientSync, SyncReport
 from ._run import RankError, run
 
@@ -84,7 +83,7 @@ def _empty(x: Any, shape: tuple[int, ...]) -> Any:
                 f"only, and x is a {type(x).__name__}")
 
 
-class Communicator:
+class Communicator(EndsWithBlock):
     """The ranks that work together, made by init(), split() or shrink(). At the end of a `with` block
     it is closed, or aborted if the block raised, so that no other rank waits in vain."""
 
@@ -98,12 +97,6 @@ class Communicator:
 
     def __enter__(self) -> Communicator:
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        if kind is not None and not isinstance(error, Error):
-            self.abort(f"{kind.__name__}: {error}")
-        self.close()
 
     # ---- Collectives; `out` may be x itself: in place ----
 

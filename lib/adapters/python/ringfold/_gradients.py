@@ -4,10 +4,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ._error import Error
+from ._error import EndsWithBlock, Error
 
 if TYPE_CHECKING:
     from . import Communicator, _core
@@ -29,7 +28,7 @@ class SyncReport:
     exposed_seconds: float
 
 
-class GradientSync:
+class GradientSync(EndsWithBlock):
     """Averages gradients while the rest of backward still computes.
 
         sync = ringfold.GradientSync(comm, {"weight": dw, "bias": db})    # once, on all ranks
@@ -68,12 +67,6 @@ class GradientSync:
 
     def __enter__(self) -> GradientSync:
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        if kind is not None and not isinstance(error, Error):
-            self.abort(f"{kind.__name__}: {error}")
-        self.close()
 
     def begin(self, weight: float | None = None) -> None:
         """Begins a step, which averages by the number of ranks, or by the ranks' weights, on all alike:
