@@ -38,6 +38,11 @@ class Configuration:
     quick: bool = True  # also in a quick run
     ranks: int = 0  # only with so many; 0: any
 
+    @property
+    def title(self):
+        """As --only takes it."""
+        return "/".join((self.library, self.name))
+
     def commands(self, ranks, common, folder):
         """The commands that start it: one, or one a rank."""
         words = [self.program, *common, *(word.format(folder=folder) for word in self.arguments)]

@@ -66,8 +66,8 @@ class Session:
         try:
             programs[configuration] = start()
         except running.Failed as why:
-            self.failed[f"{configuration.library}/{configuration.name}"] = str(why)
-            self.say(f"FAILED {configuration.library}/{configuration.name}: {why}")
+            self.failed[configuration.title] = str(why)
+            self.say(f"FAILED {configuration.title}: {why}")
 
     def block(self, programs, ranks, size, place):
         """Everybody at one size, until all have a figure in one placement of the cores."""
@@ -105,8 +105,8 @@ class Session:
                 if row.wrong:
                     raise running.Failed(f"{row.wrong} wrong elements at {size} B {place}")
             except (running.Failed, ValueError) as why:
-                self.say(f"FAILED {configuration.library}/{configuration.name}: {why}")
-                self.failed[f"{configuration.library}/{configuration.name}"] = str(why)
+                self.say(f"FAILED {configuration.title}: {why}")
+                self.failed[configuration.title] = str(why)
                 programs.pop(configuration).close()
                 return None
             if best is None or row.disturbance < best.disturbance:
